@@ -50,7 +50,7 @@ def devices(device: str) -> Finding:
         number = f"\n{listed}".count("\nGPU")
         if not number or device == "cpu":
             return Finding("devices", OK, "no GPU; training runs on CPU processes")
-        text = f"{number} GPUs here, none usable by torch {torch.__version__}: {why_no_gpu()}"
+        text = f"GPUs here: {number}, none usable by torch {torch.__version__}: {why_no_gpu()}"
         return Finding("devices", WARNING, text, f"{OTHER_TORCH}; CUDA_VISIBLE_DEVICES chooses GPUs")
     gpus, busy = [], []
     for i in range(torch.cuda.device_count()):
@@ -72,7 +72,7 @@ def devices(device: str) -> Finding:
 
 def cores(processes: int, available: int, threads: int) -> Finding:
     """Compare the processes of this machine, and the threads of each, with the available cores."""
-    text, remedy = f"{available} cores for {processes} processes here, {threads} threads each", ""
+    text, remedy = f"{available} usable; processes here: {processes}; threads of each: {threads}", ""
     if processes > available:
         remedy = "start at most one process per core; GPUs need one or two cores each"
     elif processes * threads > available:
@@ -141,7 +141,7 @@ def examine(args: DoctorConfig, world: World) -> None:
         if not right:
             sums = Finding("all-reduce", FAULT, "sums are wrong", "try each machine by itself, then in pairs")
         together = same_versions([installed for *_, installed in everyone])
-        report += [(f"all {world.size} processes", [Finding("placement", OK, places), together, sums])]
+        report += [("all processes", [Finding("placement", OK, places), together, sums])]
     levels = []
     for place, found in report:
         world.print(place)

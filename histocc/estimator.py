@@ -68,12 +68,12 @@ class OccupationClassifier:
         if self.language_col and self.language_col not in table:
             raise ValueError(f"X has no column {self.language_col!r} (language_col)")
         if {*map(len, table.values())} != {len(labels)}:
-            raise ValueError(f"y has {len(labels)} rows, but X has {len(next(iter(table.values())))}")
+            raise ValueError(f"rows of y: {len(labels)}, but of X: {len(next(iter(table.values())))}")
         if [] in labels:
             what = f"row {labels.index([])} of y has no label (none, NA and the like are not labels)"
             raise ValueError(f"{what}: leave it out of X and y")
         if len(counts) < 2:
-            raise ValueError(f"y has {len(counts)} class(es), but two are needed")
+            raise ValueError("y has fewer than two classes")
         targets = {f"label_{i}": cells for i, cells in enumerate(zip_longest(*labels, fillvalue=""), 1)}
         self._texts = [name for name in table if name != self.language_col]
         how = self.get_params() | {"target_cols": [*targets], "input_col": self._texts, "delimiter": ","}

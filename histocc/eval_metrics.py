@@ -36,7 +36,7 @@ class EvalEngine:
         self.true = self._sets("ground truth", ground_truth)
         self.pred = self._sets("predictions", predicitons)
         if len(self.true) != len(self.pred):
-            raise ValueError(f"{len(self.true)} rows of truth, but {len(self.pred)} of predictions")
+            raise ValueError(f"rows of truth: {len(self.true)}, but of predictions: {len(self.pred)}")
 
     def _sets(self, what: str, table: Any) -> list[set[str]]:
         """Return the codes of each row. what: the table's name in messages."""

@@ -107,14 +107,14 @@ class Figure(NamedTuple):
     def __str__(self) -> str:
         low, high = (percent(bound, "") for bound in self.interval)
         unseen = "" if self.unsure == "model" else " that the model has not seen"
-        more = [f"95 % interval {low} to {high}"]
+        more, its = [f"95 % interval {low} to {high}"], "their" if self.texts != 1 else "its"
         if self.rows > self.texts:
-            more.append(f"{percent(self.share_of_rows)} of their {self.rows:,} rows")
+            more.append(f"{percent(self.share_of_rows)} of {its} {self.rows:,} rows")
         more.append(self.source)
         if self.unsure:
             more.append(f"whether the {self.unsure} has seen them is not known")
         texts = f"{percent(self.share)} of {self.texts:,} text{'s' * (self.texts != 1)}{unseen}"
-        return f"{texts} got exactly {'their' if self.texts != 1 else 'its'} codes ({'; '.join(more)})"
+        return f"{texts} got exactly {its} codes ({'; '.join(more)})"
 
 
 def may_have_seen(state: dict[str, Any]) -> str:

@@ -251,7 +251,7 @@ class BlockyFormatter:
         """
         ids = [int(i) for i in ids]
         if len(ids) != self.block_size:
-            raise ValueError(f"a block has {self.block_size} tokens, not {len(ids)}")
+            raise ValueError(f"tokens of a block: {self.block_size}, not {len(ids)}")
         if self.kind == "gpf":
             ids = [i for i in ids if i not in (PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX)]
         elif ids[0] in self._whole and PAD_IDX not in ids:
@@ -382,7 +382,7 @@ def classes_in_words(codes: Sequence[str]) -> str:
     """Return the number of codes and their lengths in words: "669 classes of 2 to 9 characters"."""
     lengths = sorted({len(code) for code in codes}) or [0]
     size = " to ".join(map(str, dict.fromkeys((lengths[0], lengths[-1]))))
-    return f"{len(codes):,} class{'es' * (len(codes) != 1)} of {size} characters"
+    return f"{len(codes):,} class{'es' * (len(codes) != 1)} of {size} character{'s' * (size != '1')}"
 
 
 def is_missing(value: Any) -> bool:

@@ -43,5 +43,5 @@ def fit_logistic(
     found, hits = weight @ logistic(x @ at), weight @ right
     if abs(found - hits) <= MAX_OFF * weight.sum() + 1:  # False if it is not a number
         return at
-    print(f"Note: fitted probabilities are not used: of {hits:.0f} hits they expect {found:.0f}", flush=True)
+    print(f"Note: fitted probabilities are not used (hits: {hits:.0f}, expected: {found:.0f})", flush=True)
     return np.array(mean)

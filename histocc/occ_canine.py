@@ -124,7 +124,7 @@ class OccCANINE:
         if model_type not in (None, self.model_type):
             warnings.warn(f"{self.name} is of type {self.model_type!r}, not {model_type!r}", stacklevel=2)
         if verbose:
-            print(f"{self!r}, {len(self.codes):,} codes")
+            print(f"{self!r}, {counted(len(self.codes), 'code')}")
             print(f"Decoder: {self.coder.best_decoder} ({self.coder.why_best})")
 
     def _load(self, file: str, given: Given) -> None:

@@ -27,6 +27,7 @@ from histocc.figure import ENTRY, Figure, largest, names_of, wilson
 from histocc.runtime.config import Config, Parser, flag
 from histocc.runtime.errors import UserError, in_words, raise_if_any, run_command
 from histocc.runtime.files import OwnFiles, atomic_write, problems
+from histocc.runtime.log import counted
 from histocc.trainer.log import FIT_PARTS, LOG, OWN_COLUMNS, read_numbers
 
 CURVES, EVALUATION, REPORT, IMAGE_KINDS = "curves.png", "evaluation.png", "report.json", ("svg", "png")
@@ -273,7 +274,7 @@ def in_title(report: dict[str, Any]) -> str:
     """Return the figure of an evaluation, and whether its panels include learned texts."""
     data, words = report["data"], [str(Figure(**report[ENTRY]))] if report[ENTRY] else []
     if learned := data["texts_trained_on"]:
-        words.append(f"the panels show {data['texts']:,} texts, {learned:,} of which it was trained on")
+        words.append(f"of {counted(data['texts'], 'text')} shown, the model was trained on {learned:,}")
     return "; ".join(words)
 
 

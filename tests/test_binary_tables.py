@@ -81,7 +81,7 @@ def test_extended_missing_values_of_stata(tmp_path):
     }
     assert columns_of(path, ["hisco_1"])["hisco_1"] == ["83110", "refused", ".z", ""]
     code, said = outcome(tmp_path, path.read_bytes(), name="t.dta")
-    assert code == 0 and "2 values that the file declares as missing" in said and "1 × '.a', 1 × '.z'" in said
+    assert code == 0 and "in a sheet, read as no code: 2 (" in said and "1 × '.a', 1 × '.z'" in said
     assert "3 × first code missing" in said and "1 for training" in said
 
 
@@ -89,7 +89,7 @@ def test_extended_missing_values_of_stata(tmp_path):
 def test_minus_one_of_hisco_is_a_code_though_declared_missing(formatter, tmp_path):
     code, said = outcome(tmp_path, declared(tmp_path).read_bytes(), f"--formatter {formatter}", "t.sav")
     assert code == 0 and "8 read, 4 for training" in said, said
-    assert "2 values that the file declares as missing" in said
+    assert "in a sheet, read as no code: 2 (" in said
     assert "1 × '-9', 1 × '99'" in said, said
     assert "1 × empty text" in said
 

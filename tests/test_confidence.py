@@ -84,7 +84,7 @@ class TestMap:
     def test_one_that_is_off_is_not_used(self, capsys):
         x, right = np.array([[math.nan, 1.0], [0.5, 1.0]] * 5), np.arange(10) < 5
         assert fit_logistic(x, right, np.ones(10), (3.0, -2.0), (1.0, 1.0)).tolist() == [3.0, -2.0]
-        assert "are not used: of 5 hits they expect nan" in capsys.readouterr().out
+        assert "are not used (hits: 5, expected: nan)" in capsys.readouterr().out
 
 
 def test_the_many_codes_behind_the_first_places_take_nothing_from_these():
@@ -327,7 +327,7 @@ class TestModel:
         before = file.read_bytes()
         assert "Fitting" not in coded(trained, "flat.csv", *how, "flat")[1]
         rows, said = coded(trained, "ranked.csv", *how, "full")
-        assert "Fitting the confidence of topk" in said and "are expected to be right" in said
+        assert "Fitting the confidence of topk" in said and "Expected to be right" in said
         assert {row["conf_fitted"] for row in rows} == {"1"}
         again, said = coded(trained, "ranked.csv", *how, "full")
         assert "Fitting" not in said and again == rows and file.read_bytes() == before

@@ -264,5 +264,5 @@ def test_usual_names_of_columns_and_those_that_are_not(tmp_path, described):
     with pytest.raises(UserError, match="has no column 'l'"):
         desc.find_columns(arguments(path, **names, descriptions_lang_col="l"))
     write_csv(path, ("nr", "words"), [("11111", "Else")])
-    with pytest.raises(UserError, match="none of the 4 codes of the data is in column 'nr'"):
+    with pytest.raises(UserError, match="none of the codes of the data .4. is in column 'nr'"):
         desc.load_descriptions(named, described, HISCO, 1)

@@ -114,7 +114,7 @@ def test_codes_that_are_written_once(tmp_path):
     path = written(tmp_path / "a.csv", f"occ1,hisco_1,hisco_2\n{rows}")
     given = [path, "--target-cols", "hisco_1", "--save-path", tmp_path / "out"]
     said = run_here(command.main, *given)
-    assert "Note: 3 rows have no first code; add --fill-down hisco_1 if" in said
+    assert "Note: rows without a first code: 3; add --fill-down hisco_1 if" in said
     said = run_here(command.main, *given, "--fill-down", "hisco_1")
     assert "5 for training" in said and "no first code" not in said
     result = prepare(

@@ -107,16 +107,16 @@ def test_tables_have_columns_of_texts_and_one_of_languages():
         model.predict(table[["lang", "ware"]])
 
 
-FEW, NONE = "two are needed", "row 2 of y has no label"
+FEW, NONE = "fewer than two classes", "row 2 of y has no label"
 BAD = [
-    ("y has 2 rows, but X has 3", ["a", "b", "c"], ["1", "2"]),
+    ("rows of y: 2, but of X: 3", ["a", "b", "c"], ["1", "2"]),
     (FEW, [], []),
     (FEW, ["a", "b"], ["1", "1"]),
     (NONE, ["a", "b", "c"], ["1", "2", None]),
     (NONE, ["a", "b", "c"], ["1", "2", "NA"]),
     (NONE, ["a", "b", "c"], [1.0, 2.0, float("nan")]),
     (NONE, ["a", "b", "c"], [["1"], ["2"], []]),
-    ("y has 1 rows, but X has 2", ["a", "b"], None),
+    ("rows of y: 1, but of X: 2", ["a", "b"], None),
     ("is not a text", np.zeros((4, 2)), ["1", "2", "1", "2"]),
 ]
 

@@ -483,7 +483,7 @@ class TestRows:
         text = (tmp_path / "all" / "report.md").read_text(encoding="utf-8")
         for shown in (said, text):
             assert "The model was trained on all of these texts, so they measure nothing." in shown
-            assert "Figures may be too good: the model was trained on 64 of these 64 texts" in shown
+            assert "Figures may be too good: the model was trained on 64 of 64 texts evaluated" in shown
         for each in whole["decoders"]["linear"]["by_language"].values():
             assert each["texts_trained_on"] == each["texts"]
         assert "--share-val: '0'" in refused(*common, "--share-val", 0)

@@ -11,8 +11,9 @@ from helpers import FINETUNE, run, run_here, write_csv, write_rows
 
 from histocc import watch
 from histocc.evaluate import __main__ as evaluate
+from histocc.evaluate.report import data_lines
 from histocc.figure import LEFT_OUT, OTHER, VALIDATION, Figure, percent, wilson
-from histocc.formatter import BlockyFormatter
+from histocc.formatter import BlockyFormatter, classes_in_words
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict import __main__ as predict
 from histocc.runtime import checkpoint
@@ -93,7 +94,7 @@ def test_texts_that_were_learned_from_are_left_out_unless_they_are_asked_for(tmp
     said = run_here(evaluate.main, *how)
     assert "of 1 text that the model has not seen" in said and "Not evaluated: 20 rows" in said
     said = run_here(evaluate.main, *how, "--share-val", 1)
-    assert "of 1 text that the model has not seen" in said and "trained on 20 of these 21 texts" in said
+    assert "of 1 text that the model has not seen" in said and "trained on 20 of 21 texts evaluated" in said
 
 
 def test_shares_and_their_intervals():
@@ -104,6 +105,25 @@ def test_shares_and_their_intervals():
     assert figure[:4] == (0.75, 2, 0.75, 4) and Figure.measured(right[:0], text[:0], OTHER, "flat") is None
     some = Figure.measured(right[1:3], text[1:3], OTHER, "flat", times=np.array([30, 10]))
     assert some[:4] == (0.5, 2, 0.25, 40)
+
+
+ONE = dict.fromkeys(("rows_read", "rows", "texts", "rows_outside_key", "texts_trained_on"), 1)
+ONE |= dict.fromkeys(("other_part_rows", "learned_rows", "texts_validated_on", "test_part"), 0)
+ONE |= {"share_val": None, "rejected": {}, "unknown_languages": {"xx": 1}}
+
+
+@pytest.mark.parametrize(
+    "said, words",
+    [
+        (str(Figure(1.0, 1, 1.0, 3, OTHER, "flat")), "of its 3 rows"),
+        (classes_in_words(["7"]), "1 class of 1 character"),
+        (data_lines(ONE)[1], "1 row (rejected_rows.csv), left out of the figures"),
+        (data_lines(ONE)[2], "1 row coded as unk"),
+        (data_lines(ONE)[3], "trained on 1 of 1 text evaluated"),
+    ],
+)
+def test_one_is_not_many(said, words):
+    assert said.endswith(words) or f"{words}; " in said
 
 
 def test_colour_only_on_a_terminal(monkeypatch):

@@ -343,7 +343,7 @@ def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     said = "".join(output.get("text", "") for output in outputs)
-    assert "error: " not in said and said.count("expected to be right") == 2
+    assert "error: " not in said and said.count("Expected to be right") == 2
     assert len((tmp_path / "demo" / "final.csv").read_text(encoding="utf-8").splitlines()) == 1501
 
 

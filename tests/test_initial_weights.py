@@ -83,7 +83,7 @@ def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_pa
     data, out = titles(tmp_path / "data.csv", more=[("Maskinfører", "99998")]), tmp_path / "out"
     common = [*HISCO, *words("--language-col lang --initial-checkpoint"), published]
     output = tuned(data, out, *common, "--max-steps", 1)
-    assert "1,919 of 1,920 codes keep their weights" in output and "Texts: ascii-lower" in output
+    assert "the weights of 1,919 of 1,920 codes" in output and "Texts: ascii-lower" in output
     assert "Resuming from step 1" in tuned(data, out, *common)  # from the run's own files
     state, first = last(out), torch.load(published, weights_only=True)["model"]
     assert list(state["key"]) == [*hisco_key(), "99998"] and state["kept_codes"] == 1919
@@ -118,7 +118,7 @@ def test_a_key_names_the_outputs_of_a_file_that_holds_none(tmp_path):
     assert list(state["key"]) == codes and "the key differs" not in output
     assert torch.allclose(state["model"]["linear_decoder.weight"], model.linear_decoder.weight, atol=1e-6)
     output = tuned(data, tmp_path / "none", *common, "--max-steps", 1)
-    assert "0 of 5 codes keep their weights" in output and "--initial-key" in output
+    assert "the weights of 0 of 5 codes" in output and "--initial-key" in output
     tuned(data, tmp_path / "added", *common, "--max-steps", 1, "--initial-key", key)
     assert list(last(tmp_path / "added")["key"]) == codes  # and new ones could have come behind them
 
@@ -253,10 +253,10 @@ def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
 def test_a_key_of_another_size_is_refused_wherever_it_comes_from(published, tmp_path):
     (tmp_path / "hisco.bin").symlink_to(published)
     start, two = ["--initial-checkpoint", tmp_path / "hisco.bin"], ["61110", "64100"]
-    with pytest.raises(UserError, match="has 1,919 outputs, but its key has 2 codes: .*--initial-key"):
+    with pytest.raises(UserError, match="outputs .1,919. and codes of its key .2. differ: .*--initial-key"):
         first_weights(*start, "--initial-key", key_file(tmp_path / "two.csv", two))
     (tmp_path / "key.json").write_text(json.dumps({code: i for i, code in enumerate(two)}))
-    with pytest.raises(UserError, match="hisco.bin: has 1,919 outputs, but its key has 2 codes"):
+    with pytest.raises(UserError, match="hisco.bin: outputs .1,919. and codes of its key .2."):
         first_weights(*start)
 
 

@@ -145,7 +145,7 @@ def test_lines(tmp_path, capsys):
     log.row({**VALUES, "mfu": None})
     log.row({"step": 1300, "epoch": 2, **VALIDATION, "seconds_val": 20.0})
     skipped, first, second, validation = capsys.readouterr().out.splitlines()
-    assert skipped.startswith("step 1,200: 2 steps ") and "skipped" in skipped
+    assert skipped.startswith("step 1,200: steps ") and "skipped" in skipped and skipped.endswith(": 2")
     for figure in ("1,200/5,000", "epoch 2", "0.3333", "6.67e-06", "1,235 samples", "data 3%", "31m40s left"):
         assert figure in first and figure in second
     assert "41 GFLOP/s (23%" in first and "FLOP" not in second

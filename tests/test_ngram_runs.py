@@ -197,7 +197,7 @@ def test_from_an_own_model_with_the_same_key_and_with_another(runs, tmp_path):
     key = write_csv(tmp_path / "key.csv", KEY, [("04220", 0), ("75400", 1), ("79100", 2)])
     data = ["--train-data", source, "--val-data", source, "--key", key]
     other, _, prepared_data, said = prepared(runs[1], tmp_path / "run", *data, *start)
-    assert prepared_data.codes == ["04220", "75400", "79100"] and "2 of 3 codes keep their weights" in said
+    assert prepared_data.codes == ["04220", "75400", "79100"] and "the weights of 2 of 3 codes" in said
     before, state = model.state_dict(), other.state_dict()
     kept = [own["key"]["75400"], own["key"]["79100"]]
     for name in ("ngrams.linear.weight", "linear_decoder.weight", "linear_decoder.bias"):

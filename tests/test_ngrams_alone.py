@@ -109,7 +109,7 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     assert "is finished: nothing" in said and "have no effect: --" in said  # no step had another total batch
     assert (tmp_path / "run" / "last.bin").stat().st_mtime_ns == saved
     again = alone(table, tmp_path / "run", "--ngram-passes", 3)
-    for more, end in ((["--max-steps", 1], "at step 1"), ([], "is finished (1 steps)")):
+    for more, end in ((["--max-steps", 1], "at step 1"), ([], "is finished (1 step)")):
         said = run_here(train_mixer.main, *again, *more)
         assert end in said and "--ngram-passes has no effect" in said
     assert read_logs(tmp_path / "run")[: len(fit) + 1] == [*fit, row]

@@ -325,7 +325,7 @@ def test_tables_of_the_engines_of_evaluation(coder):
     for change, message in (
         ({"predicitons": [{"code": "1"}] * 2}, "predictions: needs columns .* that begin with 'hisco'"),
         ({"predicitons": {"hisco_1": ["a", "b"], "hisco_2": ["a"]}}, "of the same length"),
-        ({"predicitons": found[:1]}, "2 rows of truth, but 1 of predictions"),
+        ({"predicitons": found[:1]}, "rows of truth: 2, but of predictions: 1"),
     ):
         with pytest.raises(ValueError, match=message):
             EvalEngine(**given | change)

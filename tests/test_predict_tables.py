@@ -154,7 +154,7 @@ def test_rows_without_a_code_are_coded_and_the_others_stay(model, tmp_path, endi
     for flag, kept in (("--only-missing", (0, 3)), ("--overwrite-columns", (3,))):
         output = tmp_path / f"{flag}{ending}"
         said = predict_here(*flags(model, tmp_path / "coded.csv", output, *more[:2], "--k", 2, flag))
-        assert f"; {10 * len(kept)} keep their codes" in said
+        assert f"; {10 * len(kept)} with codes kept" in said
         columns = (cell for chunk in read_chunks(str(output), None) for cell in chunk.columns)
         rows = [dict(zip(before[0], cells)) for cells in zip(*columns, strict=True)]
         assert table_format(str(output)).names == list(before[0])
@@ -177,7 +177,7 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     said = predict_here("--model", model, "--input", source, "--output", tmp_path / "o.csv", "--only-missing")
     found = [(row["hisco_1"], row["title_1"][:7], row["needs_review"]) for row in read(tmp_path / "o.csv")]
     assert found[0] == ("unclear", "", "1") and found[1] == ("=-1", "Missing", "0")  # "1": it is no code
-    assert [row[2] for row in found[2::2]] == ["0", "0"] and "4 keep their codes" in said
+    assert [row[2] for row in found[2::2]] == ["0", "0"] and "4 with codes kept" in said
     # what stands beside a kept code is filled where it is missing
     path = write_csv(tmp_path / "in.csv", ["occ1", "hisco_1", "note"], [*cells, ("kemiker", "1110", "")])
     flags_of_classes = "--only-missing", "--classes", "hisclass", "--overwrite"
@@ -204,7 +204,7 @@ def test_rows_that_cannot_be_read_are_listed(model, tmp_path):
     assert "1 rows of" in said and "out.csv.rejected.csv" in said
     assert [row["occ1"] for row in read(tmp_path / "out.csv")] == ["smed", "kok"]
     [rejected] = read(tmp_path / "out.csv.rejected.csv")
-    assert rejected["line"] == "3" and "3 cells in the row" in rejected["reason"]
+    assert rejected["line"] == "3" and "cells in the row: 3" in rejected["reason"]
     assert not (tmp_path / "out.csv.parts").exists()
     source.write_text('occ1;lang\n"smed;da\nkok;en\n')
     predict_here(*flags(model, source, tmp_path / "out.csv", "--no-quotes", "--overwrite"))
@@ -275,7 +275,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*common, "--decoder", "topk", "--threshold", "0.3"], "--threshold is for --decoder flat"),
         ([*common, "--decoder", "flat", "--threshold", "se=0.3"], "does not know the language 'se'"),
         ([*common, "--decoder", "flat", "--threshold", "1.3"], "is not a number between 0 and 1"),
-        ([*common, "--descriptions", bad_key], "none of the 7 codes of the model"),
+        ([*common, "--descriptions", bad_key], "none of the codes of the model (7)"),
         ([*common, "--descriptions", source], "needs a column of codes"),
         (flags(model, coded, output), "would have several columns 'title_1': --overwrite-columns replaces"),
         (flags(model, coded, output, "--only-missing"), "has no column 'hisco_1'"),
@@ -321,7 +321,7 @@ def test_only_missing_reads_codes_that_stand_above(model, tmp_path):
     source, written = write_csv(tmp_path / "in.csv", ["occ1", "hisco_1"], rows), tmp_path / "out"
     given = ["--model", model, "--input", source, "--output", written, "--only-missing"]
     said = predict_here(*given, "--fill-down", "hisco_1")
-    assert [row["hisco_1"] for row in read(written)] == ["22222"] * 3 and "3 keep their codes" in said
+    assert [row["hisco_1"] for row in read(written)] == ["22222"] * 3 and "3 with codes kept" in said
     assert "no column 'no'; it has 'occ1', 'hisco_1'. Name it with --fill-down" in refused(
         *given, "--overwrite", "--fill-down", "no"
     )

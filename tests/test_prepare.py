@@ -112,10 +112,10 @@ def test_rejected_rows_are_listed_with_line_column_value_and_reason(tmp_path):
         (3, "occ1", ""): "description is empty",
         (4, "hisco_1", ""): "--missing-code",
         (7, "hisco_1", "  "): "--missing-code",
-        (9, "", ""): "2 cells in the row, 3 columns",
+        (9, "", ""): "cells in the row: 2, columns in the header: 3",
         (10, "hisco_2", "7761x"): "'x'",
-        (11, "", ""): "4 cells",
-        (12, "hisco_2", "41025"): "'41025' is not among the 5 codes of the key",
+        (11, "", ""): "cells in the row: 4",
+        (12, "hisco_2", "41025"): "'41025' is not among the codes of the key",
         (13, "", ""): "those inside it must be doubled",
         (14, "hisco_1", "98620"): "'98620' is not among",
     }
@@ -190,14 +190,14 @@ def test_a_text_of_many_rows_is_trained_on_and_said(tmp_path):
     def parts(**flags):
         chosen = settings_for(tmp_path / "a.csv", share_val=0.1, share_test=0.1, **flags)
         result = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet))
-        said = [note for note in result.report["read"] if "texts are trained on" in note]
+        said = [note for note in result.report["read"] if "texts trained on" in note]
         return {row[0] for row in result.train}, len(result.val), result.report["test_rows"], said
 
     trained, val, test, [said] = parts()
-    assert {of_val, of_train, of_test} <= trained and "Note: 2 texts are trained on" in said
+    assert {of_val, of_train, of_test} <= trained and said.endswith(" requested for a part: 2")
     assert 70 < val < 130 and 70 < test < 130
     trained, _, test, [said] = parts(leave_out=["hisco_2=y"])  # who names a part has it
-    assert of_train not in trained and 370 < test < 430 and "Note: 2 texts" in said
+    assert of_train not in trained and 370 < test < 430 and said.endswith(": 2")
     rows = [(text, "61110", "") for text in [*texts, *[of_train] * 1000]]  # which no hash draws
     skewed = settings_for(write_csv(tmp_path / "b.csv", HEADER, rows), share_val=0.1, share_test=0.1)
     said = "\n".join(Result(prep.prepare(skewed, str(tmp_path / "out"), quiet)).report["read"])
@@ -410,11 +410,11 @@ def test_the_command_shows_and_writes_what_a_file_holds(tmp_path, capsys):
     shown = capsys.readouterr().out
     for words in (
         "Rows: 5 read, 4 for training",
-        "Texts: 2 distinct; 1 rows repeat",
+        "Texts: 2 distinct; rows that repeat an earlier one (text, language and codes): 1",
         "2 used, 2 of them in fewer than 10 rows",
         "rows with 1 code: 4",
         "Languages: en 2, da 2",
-        "1 texts are coded differently in different rows",
+        "texts coded differently in different rows (see conflicts.csv): 1",
         "1 × empty text (a.csv line 4)",
     ):
         assert words in shown

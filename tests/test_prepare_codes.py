@@ -34,7 +34,7 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
     "cells, more, codes, counts, words",
     [
         ("0110 110 110.0 2111 5223 7", {}, "0110 2111 5223 7", {"zeros_restored": 2}, ""),
-        ("110 2000 2001 2002 2003 2004", {}, None, {}, "1 codes are shorter than the other 5"),
+        ("110 2000 2001 2002 2003 2004", {}, None, {}, "than the other 5 with 4 digits (1): 110; if"),
         ("83110.0 -1.0 2.00", {}, "-1 2 83110", {"zeros_restored": 3}, ""),
         ("1 1.0 1.0.2 2 2.0 2.0.1", {}, None, {}, ""),  # levels
         ("1.0 2.0 A00.0", {}, None, {}, ""),
@@ -47,7 +47,7 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
         ("83110 83,110 61110 61,110 01110 1,110", {}, "01110 61110 83110", {"codes_grouped": 3}, ""),
         ("83110 83.110", {"first_codes": ["83110"]}, "83110", {"codes_grouped": 1}, ""),
         ("83110 83.110 8.31", {}, None, {}, "83110 for 83.110"),  # a system with points
-        ("83 110 83,110", {}, None, {}, "look like several in one cell, such as '83,110'"),
+        ("83 110 83,110", {}, None, {}, "look like several in one cell, such as '83,110': 1; separate"),
         ("110.0 2111 9", {"fixed_codes": ["0110", "2111", "9"]}, "0110 2111 9", {"zeros_restored": 1}, ""),
         (
             "I5.9 I5.9 i5.9 I59 1.11 11.1 111",
@@ -63,14 +63,14 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
             {},
             None,
             {},
-            "2 codes look like dates or powers of ten, such as '2024-10",
+            "codes like dates or powers of ten, such as '2024-10-01': 2; did",
         ),
         (
             "B05.9|J1.8 B05.9|J1.9 B05.9",
             {},
             None,
             {},
-            "such as 'B05.9|J1.8'; separate them with --code-separator '|'",
+            "such as 'B05.9|J1.8': 2; separate them with --code-separator '|'",
         ),
     ],
 )
@@ -171,7 +171,7 @@ def test_one_number_with_decimals_does_not_keep_the_others_from_repair(tmp_path)
     content = "occ1,hisco_1\n" + "".join(f"t{i},{7000 + i % 5}.0\n" for i in range(30)) + "x,7213.5\n"
     result = prepare(tmp_path, content, kind="classes")
     assert result.codes == ["7000", "7001", "7002", "7003", "7004", "7213.5"]
-    assert result.report["zeros_restored"] == 30 and "1 codes have decimals" in result.report["read"][1]
+    assert result.report["zeros_restored"] == 30 and "are whole (1): 7213.5;" in result.report["read"][1]
     assert "7213.5" in result.report["read"][1]
 
 

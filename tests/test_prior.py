@@ -224,7 +224,7 @@ def test_a_list_of_titles_is_said_and_measured_on_codes_that_several_titles_have
     table = write_csv(tmp_path / "titles.csv", ("occ1", "code", "lang"), titles)
     flags = ["--prior", "none", "--target-cols", "code", "--formatter", "auto"]
     said = learned(tmp_path / "run", "--dataset", table, *flags)
-    assert "are a list of titles (a code book): 25 of 25 codes have one text" in said
+    assert "are a list of titles (a code book); codes with one text: 25 of 25. " in said
     assert "% of " not in said and "It has not been evaluated." in said
     changed = [(text.replace("maker", "mkaer"), code, "en") for text, code, _ in titles]
     changed = write_csv(tmp_path / "new.csv", ("occ1", "true", "lang"), changed)
@@ -270,10 +270,10 @@ def test_ngrams_alone_read_whole_texts_and_a_short_column_behind_them(tmp_path):
     ]
     said = learned(tmp_path / "encoder", *small)
     longest = max(len("en[SEP]" + row[0]) for row in rows) + 2
-    assert "48 descriptions are longer than the model reads" in said and f"--max-len {longest} reads" in said
+    assert "descriptions longer than the model reads, which are cut (" in said and "limit): 48 (" in said
+    assert f"--max-len {longest} reads all of them" in said
     said, _ = coded(tmp_path / "encoder", new, tmp_path / "out.csv")
-    cut = "8 texts are longer than the 128 positions that the model reads and will be cut (train with --max"
-    assert cut in said
+    assert "texts longer than the 128 positions that the model reads, which will be cut: 8 (train" in said
 
 
 def test_ngrams_are_counted_in_parts():

@@ -285,7 +285,7 @@ class TestApply:
             assert [row[f"hisco_{i}"] for i in (1, 2, 3)] == codes and row["decided_by"] == "Ann"
             assert row["prob_1"] == row["conf"] == "" and row["needs_review"] == "0"
         words = (
-            "20 of 59 rows decided, 20 of these get other codes, 2 without a text; 4 texts decided, 1 skip"
+            "20 of 59 rows decided, 20 of these with other codes, 2 without a text; 4 texts decided, 1 skip"
         )
         assert words in output and "ped, 3 without a decision" in output
 
@@ -406,7 +406,7 @@ class TestApply:
         more = ["--training-data", folder / "more.csv", "--overwrite"]
         assert "more.csv: 3 rows added" in apply(folder, filled(folder, self.DECISIONS), more=more)
         said = apply(folder, filled(folder, {**self.DECISIONS, ("farmer", "en"): "1"}), more=more)
-        assert "1 row added; 3 texts are already there and keep their codes" in said
+        assert "1 row added; already there: 3 texts, whose codes stay" in said
         rows = read(folder / "more.csv")
         assert list(rows[0]) == ["occ1", "lang", "hisco_1", "hisco_2", "hisco_3"]
         found = {(row["occ1"].casefold(), row["hisco_1"], row["hisco_2"]) for row in rows}
@@ -524,7 +524,7 @@ class TestApply:
         (folder / "coded.csv").write_text(coded.replace(",CLERK,da", ",clerk of ely,da"))
         said = apply(folder, sheet)
         assert re.search(
-            r"1 decisions are not used, whose texts are missing.*: line \d: '(?i:clerk)'\n", said
+            r"decisions that are not used \(1\), whose texts are missing.*: line \d: '(?i:clerk)'\n", said
         )
         assert final_codes(folder)["smith", "en"] == ["61110"]
         assert final_codes(folder)["clerk of ely", "da"][0] == "61110"
@@ -535,8 +535,8 @@ class TestApply:
         coded.write_text("".join([*lines[:3], "1,torn\n", *lines[3:]]))
         sheet = filled(folder, self.DECISIONS)
         said = apply(folder, sheet, code=1)
-        assert "1 rows cannot be read and are left out; the first is line 4: 2 cells" in said
-        assert "1 rows of" in said and "final.csv.rejected.csv lists them by line" in said
+        assert "rows left out, as they cannot be read: 1; the first is line 4: cells in the row: 2" in said
+        assert "are not in the output: 1; " in said and "final.csv.rejected.csv lists them by line" in said
         assert [row["line"] for row in read(folder / "final.csv.rejected.csv")] == ["4"]
         assert final_codes(folder)["smith", "en"] == ["61110"] and len(read(folder / "final.csv")) == 59
         write(coded, [HEADER + CODES, *coded_rows()])

@@ -129,7 +129,7 @@ def test_agreement_of_two_people(folder):
     bo = filled(folder, other, "bo.csv", make(folder, "again.csv", "--sample", "--rows", 400))
     said = run("agreement", ann, bo, "--output", folder / "differ.csv").splitlines()
     n = len(keys) - 1
-    assert said[0].startswith(f"{n} texts are decided in both")
+    assert said[0].startswith(f"{n} texts decided in both")
     shares = [float(re.search(r": ([0-9.]+) %", line)[1]) for line in said[1:5]]
     assert shares == [round(100 * (n - differ) / n, 1) for differ in (3, 2, 2, 2)]
     differ = read(folder / "differ.csv")
@@ -207,7 +207,7 @@ class TestReport:
         assert abs(corrected - 100 * 54 / 57) < 4 and f"{accuracy} %" in output, output
         rows[0]["decision"] = "skip"
         output = run("report", filled(folder, {}, "skip.csv", rows), "--to", folder / "coded.csv")
-        assert "drawn rows have no decision and are left out" in output
+        assert "drawn rows without a decision, left out: " in output
 
     def test_codes_that_are_one_answer_count_together(self, folder):
         """Of the greedy decoder: conf is not the first code's probability."""

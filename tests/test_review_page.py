@@ -411,7 +411,7 @@ def test_decisions_that_another_program_has_saved(folder, save):
     (folder / "coded.csv").write_text(coded.replace("clerk,en", "clark,en"))
     decided, again = opened()
     assert [made for _, made in again].count(None) == 1 and len(read(path)) == 5
-    assert re.search("1 decisions are not used.*: line [23]: 'clerk'$", decided.sheets.unused[0])
+    assert re.search(r"decisions that are not used \(1\).*: line [23]: 'clerk'$", decided.sheets.unused[0])
 
 
 def test_texts_that_are_known_are_not_asked_for(folder):

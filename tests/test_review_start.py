@@ -308,8 +308,8 @@ def test_what_is_left_out_is_said_on_the_page(server):
     write(server.folder / "register.csv.decisions.csv", sheet)
     assert server.begin("register.csv", key="hisco") == {"ready": True}
     unread, unused = server.ask()["notes"]
-    assert "register.csv: 1 rows cannot be read and are left out; the first is line 34" in unread
-    assert "1 decisions are not used" in unused and "mason Dover" in unused
+    assert "register.csv: rows left out, as they cannot be read: 1; the first is line 34" in unread
+    assert "decisions that are not used (1)" in unused and "mason Dover" in unused
     assert not any("train" in line for line in server.save())
 
 

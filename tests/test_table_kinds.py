@@ -331,7 +331,7 @@ def test_what_the_user_is_told_of_a_workbook(tmp_path, monkeypatch):
         return said
 
     said = told("--drop-bad-labels")
-    assert "4 read, 2 for training" in said and "1 codes were repaired: a lost leading zero" in said
+    assert "4 read, 2 for training" in said and "or a decimal as in 110.0): 1 (" in said
     assert "data.xlsx is a workbook of the sheets 'Info', 'Data', 'Other', 'Hidden': 'Data' was read" in said
     assert "column names in row 2 of the sheet" in said and "formulas without values" in said
     rejected = list(csv.reader((tmp_path / "out" / "rejected_rows.csv").read_text().splitlines()))

@@ -61,7 +61,7 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
     before, said = flat_rows(model, tmp_path, "before.csv")
     assert "0.5 (the default" in said
     report, said = evaluated(model, data, tmp_path / "out", "--fit-thresholds")
-    assert f"stored in {model}: " in said and "WARNING: they are fitted on only 47 rows" in said
+    assert f"stored in {model}: " in said and "WARNING: they are fitted on few rows (47)" in said
     stored = torch.load(model, weights_only=True)
     best = report["decoders"]["linear"]["thresholds"]["all"]
     limit, held = best["threshold_f1"], content.get("thresholds") or {}

@@ -342,7 +342,7 @@ class TestFinetune:
         flags = ["--dataset", other, "--initial-checkpoint", finished[0], "--save-path", tmp_path / "run"]
         flags += ["--freeze-encoder", "--max-steps", 1, "--batch-size", 8, "--learning-rate", 1e-9]
         output = run(FINETUNE, *flags, "--device", "cpu")
-        assert "8 of 9 codes keep their weights" in output and "Model: tiny" in output
+        assert "the weights of 8 of 9 codes" in output and "Model: tiny" in output
         old, new = state_of(finished[0], "best.bin"), state_of(tmp_path / "run")
         encoder = [name for name in old["model"] if name.startswith("encoder.")]
         assert all(torch.equal(old["model"][name], new["model"][name]) for name in encoder)

@@ -219,7 +219,7 @@ def _parquet(path: str) -> Binary:
             yield np.arange(row, row + len(batch), dtype=np.int64) + 1, cells
             row += len(batch)
         if names and row != (rows := sum(of_group[: groups.stop])):
-            raise UserError(f"{path}: is a damaged Parquet file (it holds {row:,} of {rows:,} rows)")
+            raise UserError(f"{path}: is a damaged Parquet file (rows: {row:,} of {rows:,})")
 
     is_of = pyarrow.types
     types = {

@@ -112,7 +112,7 @@ def load_descriptions(
     for place_of_code, number in named.items():
         numbers[place_of_code] = number
     if not texts:
-        lacks = f"none of the {len(data.codes):,} codes of the data is in column {columns[0]!r}"
+        lacks = f"none of the codes of the data ({len(data.codes):,}) is in column {columns[0]!r}"
         raise UserError(f"--descriptions-file {args.descriptions_file}: {lacks}")
     return Descriptions(seed, args.description_prob, bool(occ), numbers, *join_texts(texts))
 
@@ -133,5 +133,5 @@ def descriptions_of(
     key = set(codes)
     texts = {code_of_cell(code, formatter, key): text for code, text in reversed(rows)}  # the first one
     if not key & texts.keys():
-        raise UserError(f"{where}: holds none of the {len(codes):,} codes of the model")
+        raise UserError(f"{where}: holds none of the codes of the model ({len(codes):,})")
     return texts

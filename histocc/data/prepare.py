@@ -458,7 +458,7 @@ class Reader:
         missing = self.findings.kinds.get("first code missing", {"rows": 0})["rows"]
         if 2 * missing > sum(file["rows"] for file in self.files):
             way = f"add --fill-down {' '.join(settings.target_cols)} if a row above gives it"
-            notes.append(f"{missing:,} rows have no first code; {way}")
+            notes.append(f"rows without a first code: {missing:,}; {way}")
         how = f"Read: descriptions from column {read}, {what}, language: {language}{texts}"
         return [how, *(f"Note: {note}" for note in notes)]
 
@@ -487,7 +487,7 @@ class Reader:
             rejected = self.findings.problems("rejected")
             kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
             if aside := val + round(self.test_rows):
-                kinds = f"all {aside:,} valid rows are for validation or test; lower --share-val (0: none)"
+                kinds = f"valid rows: {aside:,}, all for validation or test; lower --share-val (0: none)"
             return f"{files}: no valid row to train on ({kinds or 'there are only column names'})"
         if not val and settings.val_files:
             return f"{', '.join(settings.val_files)}: no valid row to validate on"
@@ -617,8 +617,8 @@ def _read_all(
             reader.close()
             reader = Reader(settings, folder, check)
             reader.named[OFTEN] = often
-            what = "texts are trained on, because each has more than half of the rows requested for a part"
-            reader.notes.append(f"{len(often):,} {what}")
+            what = "texts trained on, because each has more than half of the rows requested for a part"
+            reader.notes.append(f"{what}: {len(often):,}")
             for part, path in settings.files:
                 reader.read(path, part)
         codes, report = reader.finish()

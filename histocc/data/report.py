@@ -156,8 +156,8 @@ def report_lines(report: dict) -> list[str]:
         *report["read"],
         f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for"
         f" validation{others}",
-        f"Texts: {report['distinct_texts']:,} distinct; {report['duplicates']:,} rows repeat an earlier one"
-        " (text, language and codes)",
+        f"Texts: {report['distinct_texts']:,} distinct; rows that repeat an earlier one (text, language and"
+        f" codes): {report['duplicates']:,}",
         f"Length in characters: {listed(report['length'])}",
     ]
     if report["codes"]:
@@ -171,25 +171,25 @@ def report_lines(report: dict) -> list[str]:
     lines.append(f"Languages: {listed(report['languages']) or 'none'}")
     notes = [f"{os.path.basename(file['path'])} {note}" for file in report["files"] for note in file["notes"]]
     others = [name for name in report["languages"] if name not in LANGUAGES]
+    notes += [f"languages that published models do not know ({LEARNED}): {', '.join(others)}"] * bool(others)
     findings = (
-        (len(others), f"languages that published models do not know ({LEARNED}): {', '.join(others)}"),
-        (report["conflicts"], "texts are coded differently in different rows: see conflicts.csv"),
-        (len(report["codes_only_in_validation"]), "codes occur only in validation rows: not learnable"),
-        (report["val_rows_seen_in_training"], "validation rows have a text that is also trained on"),
+        (report["conflicts"], "texts coded differently in different rows (see conflicts.csv)"),
+        (len(report["codes_only_in_validation"]), "codes only in validation rows, which no model can learn"),
+        (report["val_rows_seen_in_training"], "validation rows with a text that is also trained on"),
     )
-    notes += [f"{count:,} {text}" for count, text in findings if count]
+    notes += [f"{text}: {count:,}" for count, text in findings if count]
     if alone := titles_alone(report):
         notes.append(
-            f"the rows are a list of titles (a code book): {alone:,} of {report['codes_used']:,} codes have"
-            " one text. Without that text a model has no example of the code, so validation on such texts"
-            " measures nothing. predict gives texts of the list their codes (source: trained). To measure"
-            " other texts, let people code rows of the register itself: histocc evaluate"
+            f"the rows are a list of titles (a code book); codes with one text: {alone:,} of"
+            f" {report['codes_used']:,}. Without that text a model has no example of the code, so validation"
+            " on such texts measures nothing. predict gives texts of the list their codes (source: trained)."
+            " To measure other texts, let people code rows of the register itself: histocc evaluate"
         )
     longest, words = report.get("longest"), dict(NOTES)  # missing in data of earlier versions
     if longest and longest["read"] < MOST_LEN:
         most, share = min(longest["has"], MOST_LEN), "more" if longest["has"] > MOST_LEN else "all"
-        words["texts_cut"] += f"; --max-len {most} reads {share} of them; without encoder there is no limit"
-    notes += [f"{kind['rows']:,} {words[kind['kind']]}{_where(kind)}" for kind in found("noted")]
+        words["texts_cut"] += f" (--max-len {most} reads {share} of them; without encoder there is no limit)"
+    notes += [f"{words[kind['kind']]}: {kind['rows']:,}{_where(kind)}" for kind in found("noted")]
     if report["rejected_rows"]:
         notes.append(f"{counted(report['rejected_rows'], 'row')} rejected, listed in rejected_rows.csv")
     lines += [f"Note: {note}" for note in notes]

@@ -23,30 +23,30 @@ MOST_LEN = 2048  # largest --max-len
 
 # Kinds of findings that leave a row unchanged or repair it, and their descriptions.
 NOTES = {
-    "zeros_restored": "codes were repaired: a lost leading zero, or a decimal (110.0)",
-    "codes_rewritten": "codes were rewritten (8-31.10 or 8 3110 as 83110, 77610,0 as 77610, −1 as -1)",
-    "codes_unguarded": 'codes lost what spreadsheets put around them (="08311" or \'08311 as 08311)',
-    "codes_invisible": "codes held invisible characters, which were removed",
-    "codes_wide": "codes were written in full width or in digits of other scripts",
-    "codes_grouped": "codes lost a thousands separator (83'110 as 83110)",
-    "codes_recoded": "codes were replaced, as --recode says",
-    "codes_unknown": "codes are none of the 1,919 of HISCO; --key hisco rejects them, --recode replaces them",
-    "missing_words": "cells such as NA or null in the columns of codes were read as no code",
-    "missing_declared": "values that the file declares as missing, or errors in a sheet, count as no code",
-    "language_missing": "rows without a language are coded as unk",
-    "languages_renamed": "rows name their language differently than the models do; the models' name was used",
-    "texts_composed": "descriptions had letters of several characters composed, or invisible ones removed",
-    "texts_empty": "rows without a description are kept with the code of --empty-text",
-    "dittos": "descriptions only repeat the row above (do., ditto, 〃), and --ditto none leaves them so",
-    "dittos_filled": "descriptions such as do. or ditto got the text of the row above",
-    "texts_of_lines": "descriptions hold several lines of text",
-    "texts_cut": "descriptions are longer than the model reads and are cut",
-    "missing_code_used": "rows without a first code got the code of --missing-code",
-    "codes_repeated": "codes repeated within a row count once",
-    "codes_short": "codes are shorter than the block and are filled up",
-    "letters_broken": "descriptions hold letters broken by a wrong encoding before (such as Ã¦ or ã¦ for æ)"
-    " or escapes (&oslash;, \\u00f8, =C3=B8, %C3%A5); --repair-text repairs those that it can",
-    "letters_repaired": "descriptions had broken letters or escapes repaired, as --repair-text says",
+    "zeros_restored": "codes repaired (a lost leading zero, or a decimal as in 110.0)",
+    "codes_rewritten": "codes rewritten (8-31.10 or 8 3110 as 83110, 77610,0 as 77610, −1 as -1)",
+    "codes_unguarded": 'codes freed of what spreadsheets put around them (="08311" or \'08311 as 08311)',
+    "codes_invisible": "codes with invisible characters, which were removed",
+    "codes_wide": "codes written in full width or in digits of other scripts",
+    "codes_grouped": "codes with a thousands separator, which was removed (83'110 as 83110)",
+    "codes_recoded": "codes replaced, as --recode says",
+    "codes_unknown": "codes outside the 1,919 of HISCO (--key hisco rejects them, --recode replaces them)",
+    "missing_words": "cells such as NA or null in the columns of codes, read as no code",
+    "missing_declared": "values that the file declares as missing, or errors in a sheet, read as no code",
+    "language_missing": "rows without a language, coded as unk",
+    "languages_renamed": "rows whose language has another name in the models, which was used",
+    "texts_composed": "descriptions with letters of several characters composed, or invisible ones removed",
+    "texts_empty": "rows without a description, kept with the code of --empty-text",
+    "dittos": "descriptions that only repeat the row above (do., ditto, 〃), left so by --ditto none",
+    "dittos_filled": "descriptions such as do. or ditto that got the text of the row above",
+    "texts_of_lines": "descriptions with several lines of text",
+    "texts_cut": "descriptions longer than the model reads, which are cut",
+    "missing_code_used": "rows without a first code, which got the code of --missing-code",
+    "codes_repeated": "codes repeated within a row, counted once",
+    "codes_short": "codes shorter than the block, filled up",
+    "letters_broken": "descriptions with letters broken by a wrong encoding before (such as Ã¦ or ã¦ for æ)"
+    " or escapes (&oslash;, \\u00f8, =C3=B8, %C3%A5), which --repair-text may repair",
+    "letters_repaired": "descriptions whose broken letters or escapes were repaired, as --repair-text says",
 }
 WITH_VALUES = (*(kind for kind in NOTES if kind.startswith("codes_")), "languages_renamed", "dittos")
 DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
@@ -261,7 +261,7 @@ class CodeBook(dict):
             self.formatter.encode_code(code)
             if self.fixed is None or code in self.fixed:
                 return self.codes.setdefault(code, len(self.codes))
-            kind, what = OUTSIDE_KEY, f"code {code!r} is not among the {len(self.fixed)} codes of the key"
+            kind, what = OUTSIDE_KEY, f"code {code!r} is not among the codes of the key"
         except CodeError as error:
             kind, what = DOES_NOT_FIT, str(error)
         if signs := separators_of(plain_code(cell)[0], lambda part: self[part] >= 0):
@@ -288,7 +288,7 @@ def read_together(
     if any_code and (note := several_in_one(counts)):
         notes.append(note)
     if any_code and (changed := list(filter(_CHANGED.fullmatch, counts))):
-        what = f"{len(changed):,} codes look like dates or powers of ten, such as {changed[0]!r}"
+        what = f"codes like dates or powers of ten, such as {changed[0]!r}: {len(changed):,}"
         notes.append(f"{what}; did a spreadsheet change them? Its number format for codes is Text")
     joined = other_spellings(counts, known)
     if joins:
@@ -296,7 +296,7 @@ def read_together(
     elif joined:
         shown = ", ".join(f"{code} for {first}" for code, first in [*joined.items()][:EXAMPLES])
         more = f"{' …' * (len(joined) > EXAMPLES)}; join them with --recode spellings"
-        notes.append(f"{len(joined):,} codes seem to be other spellings: {shown}{more}")
+        notes.append(f"other spellings of codes, it seems ({len(joined):,}): {shown}{more}")
     return recode, {code: recode.get(number, number) for code, number in zeros.items()}, notes
 
 
@@ -319,7 +319,7 @@ def lost_zeros(
             whole |= {code: form for code, form in forms.items() if code != form}
             known = others.union(whole.values())
             if odd := sorted({*odd}.difference(recoded)):
-                what = f"{len(odd):,} codes have decimals, but all other numbers are whole"
+                what = f"codes with decimals, where all other numbers are whole ({len(odd):,})"
                 notes.append(f"{what}: {', '.join(odd[:EXAMPLES])}; replace one with --recode {odd[0]}=CODE")
     numbers = [code for code in known if re.fullmatch("[0-9]+", code)]
     lengths = Counter(map(len, numbers)) or {0: 0}
@@ -332,7 +332,7 @@ def lost_zeros(
     rest = sorted(short.difference(zeros, recoded))
     if not rest or 5 * len(rest) > len(most):
         return zeros, notes
-    what = f"{len(rest):,} codes are shorter than the other {len(most):,} with {length} digits"
+    what = f"codes shorter than the other {len(most):,} with {length} digits ({len(rest):,})"
     more = " …" * (len(rest) > EXAMPLES)
     recode = ",".join(f"{code}={code.zfill(length)}" for code in rest[:EXAMPLES])
     remedy = f"if they have lost leading zeros, restore them with --recode {recode}{more} or --key KEY.csv"
@@ -367,7 +367,7 @@ def several_in_one(codes: Collection[str]) -> str:
     found = {code: signs for code, signs in alone + seem * (2 * len(seem) >= len(codes)) if signs}
     if not found:
         return ""
-    what = f"{len(found):,} codes look like several in one cell, such as {next(iter(found))!r}"
+    what = f"codes that look like several in one cell, such as {next(iter(found))!r}: {len(found):,}"
     return f"{what}; separate them with --code-separator '{joined(found.values())}'"
 
 

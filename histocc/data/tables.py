@@ -161,7 +161,7 @@ def files_left_out(path: str) -> str:
     )
     others = sorted(name for name in walked if not (re.search(_HIDDEN, name) or TABLE_NAME.fullmatch(name)))
     named = f"{', '.join(others[:3])}{' …' * (len(others) > 3)}"
-    return f"{path}: {len(others):,} files are not read, because of their names ({named})" if others else ""
+    return f"{path}: files not read, because of their names: {len(others):,} ({named})" if others else ""
 
 
 def _number(text: str) -> str | int:
@@ -215,7 +215,7 @@ def _format_of_parts(parts: Sequence[Part], how: tuple) -> Format:
 
     types = first.types_but(()) if all(first.types_but(()) == each.types_but(()) for each in formats) else {}
     notes = [f"({part}) {note}" for part, each in zip(parts, formats) for note in each.notes]
-    more = [f"has {len(notes) - _NOTED:,} more notes of this kind on its parts"] * (len(notes) > _NOTED)
+    more = [f"has more notes of this kind on its parts: {len(notes) - _NOTED:,}"] * (len(notes) > _NOTED)
     binary = Binary("several files", [*first.names, *keys], read, types=types)
     notes = (f"has {counted(len(parts), 'part')}", *notes[:_NOTED], *more)
     return Format(binary.names, "", "", 0, notes, binary=binary, flags=first.flags, ranges=first.ranges)
@@ -376,7 +376,7 @@ def read_chunks(
                 if width == 1:  # an empty line is a row with an empty cell
                     row = row or [""]
                 if len(row) != width:
-                    reason = f"{len(row)} cells in the row, {width} columns in the header"
+                    reason = f"cells in the row: {len(row)}, columns in the header: {width}"
                     # otherwise a blank line between rows of several cells
                     faults += [(line, "wrong number of cells", reason)] * bool(row)
                 elif (last := before + reader.line_num) > line and any(_holds_rows(x, table) for x in row):
@@ -588,7 +588,7 @@ def _code_page(path: str, flags: bool) -> tuple[str, tuple[str, ...]]:
                     odd.append(line)
     if utf8 * 100 > len(odd):
         remedy = "It mixes encodings: save each part as UTF-8, or correct the lines"
-        raise UserError(f"{path}: line {first:,} is not UTF-8, but {utf8:,} other lines are. {remedy}")
+        raise UserError(f"{path}: line {first:,} is not UTF-8; lines that are: {utf8:,}. {remedy}")
     words = {word for line in odd for word in _HIGH_WORD.findall(line)}
     samples = list(dict.fromkeys(cell.strip()[:40] for line in odd for cell in _HIGH_CELL.findall(line)))[:3]
     explained = {page: _explained(words, page) for page in _LETTERS}

@@ -188,7 +188,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
     problems, most = list(problems_of_columns(args)), formatter.max_num_codes
     if len(columns) > most:
         problems.append(
-            f"--target-cols names {len(columns)} columns, but the model writes at most {most} codes"
+            f"--target-cols names {len(columns)} columns of codes, but the model writes at most {most}"
         )
         columns = columns[:most]
     # cells hold numbers of --key, of the training's --key or of the HISCO key
@@ -453,7 +453,7 @@ def run(args: EvaluateConfig, world: World) -> None:
             world.print(f"Thresholds stored in {target}: {Thresholds.of(stored)}")
         if is_new.sum() < report_of.MIN_ROWS:
             least = f"use {report_of.MIN_ROWS} or more"
-            world.print(f"WARNING: they are fitted on only {is_new.sum():,} rows; {least}")
+            world.print(f"WARNING: they are fitted on few rows ({is_new.sum():,}); {least}")
 
 
 def is_for_card(file: str, state: dict, facts: dict, figure: Figure | None) -> bool:

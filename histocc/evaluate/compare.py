@@ -19,6 +19,7 @@ from histocc.figure import Z, is_right, names_of, percent
 from histocc.formatter import SEP_VALUE, cut
 from histocc.runtime.config import Config, Parser, flag
 from histocc.runtime.errors import UserError, in_words, run_command
+from histocc.runtime.log import counted
 from histocc.text import text_key
 
 Answer = dict[str, str]  # a row of answers.csv
@@ -133,8 +134,8 @@ def verdict(found: dict[str, Any]) -> str:
     new = "that neither has learned from" if found["is_new"] else "(perhaps not new to both)"
     how = f"ahead of {names[0]} by {ahead} points" if value else f"as good as {names[0]}"
     return (
-        f"{names[1]} is {how} (95 % interval {low} to {high}{chance}) on {whole['texts']:,} texts {new}:"
-        f" {percent(shares[1])} against {percent(shares[0])}."
+        f"{names[1]} is {how} (95 % interval {low} to {high}{chance}) on {counted(whole['texts'], 'text')}"
+        f" {new}: {percent(shares[1])} against {percent(shares[0])}."
     )
 
 

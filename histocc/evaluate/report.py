@@ -491,13 +491,13 @@ def data_lines(data: dict) -> list[str]:
         if not (outside and kind == OUTSIDE_KEY):
             lines.append(f"Rejected: {rows:,} × {kind}, listed in {REJECTED}")
     if outside:
-        what = f"{outside:,} rows ({REJECTED}) have such a code and are left out of the figures"
+        what = f"{counted(outside, 'row')} ({REJECTED}), left out of the figures"
         lines.append(f"Codes that the model does not know: {what}")
     for name, rows in data["unknown_languages"].items():
-        lines.append(f"Language {name!r} is not one of the model's: {counted(rows, 'row')} were coded as unk")
+        lines.append(f"Language {name!r} is not one of the model's: {counted(rows, 'row')} coded as unk")
     learned = [f"{verb} on {n:,}" for verb in ("trained", "validated") if (n := data[f"texts_{verb}_on"])]
     if learned:
-        of = f"{' and '.join(learned)} of these {data['texts']:,} texts"
+        of = f"{' and '.join(learned)} of {counted(data['texts'], 'text')} evaluated"
         lines.append(f"Figures may be too good: the model was {of}")
     return lines
 
@@ -558,7 +558,7 @@ def markdown(report: dict) -> str:
     """Return the text of report.md, on the decoder that `predict` uses. The others get a line each."""
     model, data = report["model"], report["data"]
     first = next(iter(report["decoders"].values()))
-    what = f"{model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}"
+    what = f"{model['file']}, step {model['step'] or 0:,}, codes of {model['system']}: {model['codes']:,}"
     made_by = ", ".join(map(" ".join, report["made_by"].items()))
     how = data["rows"] > data["texts"], any(int(number) > 1 for number in first["by_codes"])
     lines = ["# Evaluation", "", f"**{figure_line(report)}**", ""]

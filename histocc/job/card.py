@@ -73,7 +73,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
     names = ", ".join(english_name(name) for name in state["languages"] if name != UNKNOWN_LANGUAGE)
     spoken = f" ({in_markdown(names)})" * bool(names)
     system = "HISCO" if state["system"] == "hisco" else in_markdown(str(state["system"]))
-    codes = f"{len(state['key']):,} {system} codes"
+    codes = counted(len(state["key"]), f"{system} code")
     parts = [f"a CANINE encoder of width {config['hidden_size']}"] * config.get("encoder", True)
     parts += ["n-grams of characters and words"] * bool(config.get("ngrams"))
     weights = [*state["model"].items(), *(prior["model"].items() if prior else ())]
@@ -87,7 +87,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
         texts, rows = data.get("texts"), data["rows"]["train"]
         of_what = counted(texts, "distinct text") if texts else counted(rows, "row")
         learned = f" It was trained on {of_what}{spoken}."
-        rare = f" ({data['rare_codes']:,} codes have fewer than 10 rows)"
+        rare = f" (codes with fewer than 10 rows: {data['rare_codes']:,})"
     figure = figure or Figure.of(state, folder)
     measured = [f"{figure}." if figure else NOT_EVALUATED, *more]
     confidence = Confidence.of(state)

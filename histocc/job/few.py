@@ -119,7 +119,7 @@ def _train(
         say(f"Preparing them took {prepared:.1f} s; learning takes about {few.seconds():.0f} s")
         return say("Everything checks out: without --dry-run it starts the run. Nothing was trained")
     if known := int((~few.is_new).sum()):
-        say(f"The prior was trained on {known:,} of the texts: they are not used for settings or figures")
+        say(f"The prior was trained on {known:,} of the texts: not used for settings or figures")
     learned = learn(few)
     if prior and not learned.config["ridge"]["prior"]:
         say(f"The answers of {prior.content['name']} do not help: the model learns without a prior")

@@ -199,7 +199,7 @@ def prepare_data(
         data = PreparedData.open(folder)
         written = written_by(settings, data, start)
         if texts := load_descriptions(args, data, BlockyFormatter.from_dict(written), 0):
-            world.print(f"Descriptions: {texts.codes:,} of {texts.numbers.shape[0] - 1:,} codes have one")
+            world.print(f"Codes with a description: {texts.codes:,} of {texts.numbers.shape[0] - 1:,}")
         return settings, folder, written
 
     settings, folder, written = world.run_on_main(prepare)

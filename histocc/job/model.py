@@ -23,6 +23,7 @@ from histocc.runtime import checkpoint
 from histocc.runtime.config import AUTO
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import UserError
+from histocc.runtime.log import counted
 from histocc.runtime.rng import WEIGHTS, derived_seed
 from histocc.runtime.world import World
 
@@ -106,7 +107,7 @@ def new_config(args: ModelFlags, max_len: int, first: dict | None) -> dict:
         if not encoder.get("encoder", True) and (args.only_encoder or args.freeze_encoder):
             raise UserError(f"{named} has no encoder: omit --only-encoder and --freeze-encoder")
         if size and not models.has_size(encoder, size):
-            sizes = f"width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers"
+            sizes = f"width {encoder['hidden_size']}, {counted(encoder['num_hidden_layers'], 'layer')}"
             raise UserError(f"--model-size {size}: the checkpoint {named} has another size ({sizes})")
     config = {**encoder, "max_len": max_len}
     if first is None or args.only_encoder:  # its decoder is new

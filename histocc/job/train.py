@@ -155,7 +155,7 @@ def about(args: JobConfig, inputs: Inputs, model: Seq2SeqMixerOccCANINE) -> list
     settings, data = inputs.settings, inputs.data
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
     codes = classes_in_words(data.codes) if args.formatter == AUTO else f"{len(data.codes):,}"
-    size = f"width {encoder.hidden_size}, {encoder.num_hidden_layers} layers"
+    size = f"width {encoder.hidden_size}, {counted(encoder.num_hidden_layers, 'layer')}"
     kept = f", the first {data.kept_codes:,} from the initial checkpoint" if data.kept_codes else ""
     return [
         f"Dataset: {', '.join(settings.train_files)} ({counted(len(data.train), 'row')} for training,"

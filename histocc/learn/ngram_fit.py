@@ -271,7 +271,7 @@ class Fit:
         self.first_step = -sum(steps for _, steps in self.plans)  # the steps of a fit end at step 0
         before = time.perf_counter() - began
         if left_out := train.left_out:
-            say(f"Note: {left_out:,} of {left_out + len(self.rows):,} distinct rows are too many for the fit")
+            say(f"Note: the fit has no room for {left_out:,} of {left_out + len(self.rows):,} distinct rows")
         interrupted, first = self._interrupted(), 0
         if interrupted is not None:
             first = interrupted["part"]

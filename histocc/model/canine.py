@@ -462,7 +462,7 @@ class CanineEncoder(nn.Module):
             if mask.shape != ids.shape:
                 raise ValueError(f"input_ids is {list(ids.shape)}, attention_mask {list(mask.shape)}")
             if length < rate:
-                raise ValueError(f"{length} positions, but the encoder needs at least {rate}")
+                raise ValueError(f"the encoder needs at least {rate} positions, not {length}")
             blocks = length // rate
             seen = mask[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
             visible_blocks.append(unmask_empty_rows(F.pad(seen, (0, 1)) if more else seen))

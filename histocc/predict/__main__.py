@@ -150,13 +150,13 @@ def code_parts(args: PredictConfig, world: World) -> None:
     joined = f"histocc predict --join {args.output} --output coded.csv joins them into one table"
     left = len(parts.left_to_do(args, units))
     world.print(
-        f"{left:,} of {counted(len(units), 'part')} are not coded yet, by this or other tasks"
+        f"Not coded yet, by this or other tasks: {left:,} of {counted(len(units), 'part')}"
         if left
         else f"All parts are done: {joined}"
     )
     if lists := parts.unread("", [unit.output for unit in own]):
-        what = f"rows of {len(lists):,} parts could not be read and are not in the output"
-        raise TrainingError(f"{what}; {', '.join(lists[:3])}{' …' * (len(lists) > 3)} lists them by line")
+        what = f"rows of {counted(len(lists), 'part')} could not be read and are not in the output"
+        raise TrainingError(f"{what}; listed by line in {', '.join(lists[:3])}{' …' * (len(lists) > 3)}")
 
 
 def run(args: PredictConfig, world: World) -> None:
@@ -186,7 +186,7 @@ def run(args: PredictConfig, world: World) -> None:
         if counts and (faults := counts[0]["faults"]):
             listed = f"{args.beside('.rejected.csv')} lists them by line"
             listed = "to get a list of them, write the output to a file" if to_standard else listed
-            what = f"{faults:,} rows of {args.named} could not be read and are not in the output"
+            what = f"rows of {args.named} that could not be read and are not in the output: {faults:,}"
             raise TrainingError(f"{what}; {listed}")
 
 

@@ -544,7 +544,7 @@ def training_examples(coder: Coder, weights: str, world: World) -> Nearest:
     codes = ["&".join(data.codes[i] for i in row if i >= 0) for row in train.codes[rows].tolist()]
 
     def compute() -> bytes:
-        world.print(f"Computing the vectors of {len(texts):,} training texts")
+        world.print(f"Computing the vectors of training texts: {len(texts):,}")
         languages = [data.languages[i] for i in train.language[rows].tolist()]
         return normalize(torch.from_numpy(coder.embeddings(texts, languages))).numpy().tobytes()
 

@@ -505,7 +505,8 @@ class Coding:
         args, coder, processes = self.args, self.coder, self.world.size * self.forked.number
         step = f", step {coder.step:,}" if coder.step else ""
         rule = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
-        how = f"{self.decoder}, {len(coder.codes):,} codes, {rule}{processes} process{'es' * (processes > 1)}"
+        how = f"{self.decoder}, {counted(len(coder.codes), 'code')}, {rule}"
+        how += f"{processes} process{'es' * (processes > 1)}"
         yield (
             f"Coding {counted(rows, 'row')} of {args.named} with {self.weights}{step} ({how} on"
             f" {self.world.device.type}){'; resuming' if resumed else ''}"
@@ -523,8 +524,8 @@ class Coding:
         positions = [2 + len(language + LANGUAGE_SEPARATOR + text) for text, language in texts]
         if cut := sum(number > self.coder.max_len for number in positions):
             remedy = f"train with --max-len {min(max(positions), MOST_LEN)} to read more"
-            read = f"the {self.coder.max_len:,} positions that the model reads and will be cut"
-            yield f"{cut:,} texts are longer than {read} ({remedy})"
+            read = f"the {self.coder.max_len:,} positions that the model reads"
+            yield f"texts longer than {read}, which will be cut: {cut:,} ({remedy})"
         usual = self.coder.confidence.known
         some = texts[:: max(1, len(texts) // COMPARED)]
         known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0
@@ -559,7 +560,7 @@ class Coding:
         args, rows, seconds = self.args, total["rows"], time.monotonic() - self.started
         if not args.non_verbose:
             known = f"; {total['known']:,} with known codes" if args.known else ""
-            known += f"; {rows - total['coded']:,} keep their codes" if self.keeps_rows else ""
+            known += f"; {rows - total['coded']:,} with codes kept" if self.keeps_rows else ""
             yield (
                 f"{args.output}: {counted(rows, 'row')} in {seconds:.1f} s,"
                 f" {rows / max(seconds, 1e-9):,.0f} rows/s; {total['no_code']:,} without a code"
@@ -583,19 +584,16 @@ class Coding:
             expected = f"How many rows are right is not known: {why}"
             if self.is_fitted:
                 first = " in their first code" * (self.decoder not in MEASURED)
-                expected = (
-                    f"About {sums['conf']:,.0f} of {total['coded']:,} rows are expected to be right{first}"
-                )
+                number = f"{sums['conf']:,.0f} of {counted(total['coded'], 'row')}"
+                expected = f"Expected to be right{first}: about {number}"
             if args.level:
                 number = {level: total[f"level {level}"] for level in self.levels}
                 share = 100 * sum(number.values()) / max(total["coded"], 1)
                 each = ", ".join(f"{level}: {number[level]:,}" for level in number if number[level])
-                right = (
-                    f", of which about {sums['level_conf']:,.0f} are expected to be right" * self.is_fitted
-                )
+                right = f", about {sums['level_conf']:,.0f} of them expected to be right" * self.is_fitted
                 yield f"--level {args.level}: {share:.1f} % of rows have an answer ({each or 0}){right}"
             limit = f"{'level_conf' if args.level else 'conf'} below {self.min_conf:.3g}, or no usable code"
-            yield f"{expected}; {total['review']:,} are marked for review (needs_review: {limit})"
+            yield f"{expected}; marked for review: {total['review']:,} (needs_review: {limit})"
             if total["review"] and not args.in_parts:
                 key = os.path.join(os.path.dirname(self.weights), "key.csv")
                 of_codes = ["--key", key] * (self.coder.formatter.kind != "hisco" and os.path.isfile(key))

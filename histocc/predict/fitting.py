@@ -158,7 +158,7 @@ def fit_confidence(
         kept = "the earlier fit stays" if has_one else "probabilities are not corrected"
         world.print(
             f"Confidence is not fitted: it takes {MIN_TEXTS} distinct texts with an answer that the model was"
-            f" not trained on, but there are {texts:,}. Give it more rows, or train with a larger"
+            f" not trained on, and has {texts:,}. Give it more rows, or train with a larger"
             f" --share-val; {kept}"
         )
     if not texts:

@@ -10,6 +10,7 @@ from histocc.formatter import hisco_key
 from histocc.predict.coder import Coder
 from histocc.predict.config import PredictConfig
 from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.log import counted
 from histocc.text import text_key
 
 Known = dict[tuple[str, str], list[str]]  # codes by `text_key` and `language_name`, "" for any language
@@ -50,10 +51,10 @@ def read_known(
         known[place] = codes
     table.raise_faults()
     raise_if_any(wrong, f"--known {path}", 5)
-    notes = [f"{path}: {len(known):,} known texts"]
+    notes = [f"{path}: {counted(len(known), 'known text')}"]
     if dittos := table.about_dittos():
         notes.append(f"{path}: texts such as {dittos}")
     if several:
-        what = f"{len(several):,} texts have different codes in several rows; the last row counts"
+        what = f"texts with different codes in several rows, of which the last counts ({len(several):,})"
         notes.append(f"{path}: {what}: {', '.join(map(repr, list(several.values())[:3]))}")
     return known, notes

@@ -177,7 +177,7 @@ def join(args: PredictConfig) -> str:
         raise UserError(f"--output {output} is inside {folder}, whose readers would then find all rows twice")
     paths = [os.path.join(folder, name) for name in there["parts"]]
     if missing := [path for path in paths if not os.path.isfile(path)]:
-        what = f"{len(missing):,} of its {len(paths):,} parts are missing ({missing[0]})"
+        what = f"parts missing: {len(missing):,} of {len(paths):,} ({missing[0]})"
         raise UserError(f"{folder}: {what}; repeat the command that writes them to continue")
     inputs: dict[str | None, str] = dict.fromkeys(paths, "a part")
     problems = files.problems([output], inputs, args.overwrite, endings=tuple(ENDINGS))
@@ -205,5 +205,5 @@ def join(args: PredictConfig) -> str:
             write(list(zip(*chunk.columns)))
             rows += len(chunk.lines)
     lists = unread(folder, there["parts"])
-    lacking = f"; {len(lists):,} of them have unreadable rows: {lists[0]} lists them" if lists else ""
-    return f"{counted(rows, 'row')} of {len(parts):,} parts are in {(args.asked or args).output}{lacking}"
+    lacking = f"; with unreadable rows: {len(lists):,} ({lists[0]} lists them)" if lists else ""
+    return f"{(args.asked or args).output}: {counted(rows, 'row')} of {counted(len(parts), 'part')}{lacking}"

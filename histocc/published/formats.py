@@ -69,13 +69,13 @@ class PublishedWeights(NamedTuple):
         outputs = self.outputs or len(codes)
         if outputs - len(codes) not in (0, 1) or not codes:
             raise UserError(
-                f"{self.file}: has {outputs:,} outputs, but its key has {len(codes):,} codes: name its key"
-                " with --key (to train from it: --initial-key), or put it next to the file as key.json"
+                f"{self.file}: outputs ({outputs:,}) and codes of its key ({len(codes):,}) differ: name"
+                " its key with --key (to train from it: --initial-key), or put it beside the file as key.json"
             )
         kept, weights = [i for i, code in enumerate(codes) if code], self.weights
         if len(kept) < outputs:
             _say_once(
-                f"{self.file}: {outputs - len(kept)} of {outputs:,} outputs have no code: never predicted"
+                f"{self.file}: outputs without a code, never predicted: {outputs - len(kept)} of {outputs:,}"
             )
             linear = [name for name in weights if name.startswith("linear_decoder.")]
             weights = {**weights, **{name: weights[name][kept] for name in linear}}
@@ -214,7 +214,7 @@ def codes_of_key(file: str, key: dict) -> list[str]:
             if len(named) == len(pairs) >= count - 1 and len(set(codes)) == len(codes):
                 return [named.get(i, "") for i in range(count)]
     raise UserError(
-        f"{file}: its key must number its {len(key):,} different codes 0 … {len(key) - 1}, each once; it "
+        f"{file}: its key must number its different codes 0 … {len(key) - 1}, each once; it "
         "begins with " + ", ".join(f"{code!r:.60}: {number!r:.60}" for code, number in list(key.items())[:3])
     )
 

@@ -398,8 +398,8 @@ def load_initial_weights(
         new = torch.tensor([i for i, code in enumerate(codes) if code in rows], dtype=torch.long)
         old = torch.tensor([rows[code] for code in codes if code in rows], dtype=torch.long)
         say(
-            f"  the key differs: {len(new):,} of {len(codes):,} codes keep their weights in the linear"
-            " decoder, the others are new" + "; --initial-key names its codes" * (not rows)
+            f"  the key differs: the linear decoder keeps the weights of {len(new):,} of {len(codes):,}"
+            " codes, the others are new" + "; --initial-key names its codes" * (not rows)
         )
         for name in {*OF_CODES} & own.keys() & weights.keys():
             kept = weights[name].index_select(OF_CODES[name], old).to(own[name])
@@ -410,7 +410,7 @@ def load_initial_weights(
     for what, names in (("new, with random weights", missing), ("unused", weights.keys() - fitting)):
         if names:
             parts = Counter(name.partition(".")[0] for name in names)
-            say(f"  {what}: {', '.join(f'{n} tensors of {part}' for part, n in sorted(parts.items()))}")
+            say(f"  {what}, tensors: {', '.join(f'{n} of {part}' for part, n in sorted(parts.items()))}")
     if first["formatter"] and not only_encoder:
         kind, size, separator = before = [first["formatter"][name] for name in OF_BLOCKS]
         if before != [formatter.to_dict()[name] for name in OF_BLOCKS]:

@@ -301,7 +301,8 @@ def make_sheet(args: ReviewConfig, coded: CodedFile) -> None:
     how = f"; the model expects {doubt:,.0f} of these and {total:,.0f} of all to be wrong"
     how = f"; how many of these are wrong is not known: {coded.unfitted}" if coded.unfitted else how
     how = f": {counted(args.rows, 'row')} drawn at random" if drawn else how * coded.is_coded
-    print(f"{args.output}: {counted(len(chosen), 'text')} in {rows:,.0f} of {coded.rows:,.0f} rows{how}")
+    how = f"{rows:,.0f} of {counted(coded.rows, 'row')}{how}"
+    print(f"{args.output}: {counted(len(chosen), 'text')} in {how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
     command = shlex.join(next_command(args, coded, args.output))
     of_run = " (RUN: the folder of the model that coded the file)" * ("RUN/key.csv" in command)
@@ -378,8 +379,8 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
                 with atomic_write(path) as file:
                     file.write(table)
     skipped = len(sheets.by_text) - len(decided)
-    said = [f"{args.output}: {counts['rows']:,.0f} of {coded.rows:,.0f} rows decided"]
-    said += [f"{counts['changed']:,.0f} of these get other codes"] * coded.is_coded
+    said = [f"{args.output}: {counts['rows']:,.0f} of {counted(coded.rows, 'row')} decided"]
+    said += [f"{counts['changed']:,.0f} of these with other codes"] * coded.is_coded
     said += [f"{counts['filled']:,.0f} guessed ({DECIDED}: {GUESS})"] * args.fill
     said += [f"{counts['empty']:,.0f} without a text"] * (counts["empty"] > 0)
     texts = f"{counted(len(answers), 'text')} decided, {skipped:,} skipped"
@@ -390,7 +391,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
     if args.training_data:
         print(added)
     if faults:
-        what = f"{len(faults):,} rows of {coded.path} could not be read and are not in the output"
+        what = f"rows of {coded.path} that could not be read and are not in the output: {len(faults):,}"
         raise TrainingError(f"{what}; {args.output}.rejected.csv lists them by line")
 
 
@@ -441,7 +442,7 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Pair, list[str]]) -
     content = content or csv_text([header])
     table = content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows) if rows else b""
     there = sum(map(bool, decided.values())) - len(rows)
-    kept = f"; {counted(there, 'text')} are already there and keep their codes" if there else ""
+    kept = f"; already there: {counted(there, 'text')}, whose codes stay" if there else ""
     return f"{path}: {counted(len(rows), 'row')} added{kept}", table
 
 
@@ -463,9 +464,9 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile) -> None:
         what = f"{' '.join(args.files)}: no drawn row has a decision other than skip"
         raise UserError(f"{what}; chosen texts say nothing about other texts: make a sheet with --sample")
     undecided = sum(sheets.drawn.values()) - drawn
-    left = f"; {undecided:,} drawn rows have no decision and are left out" if undecided else ""
-    found = f"{share(right, drawn)} of its rows with a text are right, from {drawn:,} drawn rows{left}"
-    print(f"{coded.path}: {found}")
+    left = f"; drawn rows without a decision, left out: {undecided:,}" if undecided else ""
+    found = f"{share(right, drawn)} of its rows with a text are right"
+    print(f"{coded.path}: {found}, from {counted(drawn, 'drawn row')}{left}")
     if sheets.chosen:
         print(f"With the decisions on chosen texts: {share(corrected, drawn)}.")
 
@@ -475,7 +476,7 @@ def serve_page(args: ReviewConfig, coded: CodedFile) -> None:
     decisions = open_page(server, args, coded)
     texts, decided = (
         f"{counted(len(decisions.texts), 'text')}",
-        f"{len(decisions.made):,} of them have a decision",
+        f"{len(decisions.made):,} of them with a decision",
     )
     said = f"{coded.path}: {texts}, {decided} in {decisions.path}"
     serve.serve(server, said, not args.no_browser, lambda: say_next(args, coded, decisions.path))
@@ -583,7 +584,7 @@ def report_agreement(args: ReviewConfig) -> None:
     if not pairs:
         raise UserError(f"{' and '.join(args.files)}: no text has a decision in both (skip does not count)")
     _, firsts, seconds = zip(*pairs)
-    print(f"{len(pairs):,} texts are decided in both files. They agree on")
+    print(f"{counted(len(pairs), 'text')} decided in both files, which agree on")
     separator, levels = levels_of(sorted(codes.codes), codes.formatter.within_block_sep, [])
     unit = "part" if separator else "digit"
     for size in (levels[-1], *(level for level in LEVELS if level in levels[:-1])):
@@ -674,7 +675,7 @@ def read_table(args: ReviewConfig) -> CodedFile:
         print(line)
     if args.known:
         coded.know(CodedFile(args.known, columns, args.language_col, system=coded.system, key=key))
-        print(f"{args.known}: {len(coded.known):,} known texts")
+        print(f"{args.known}: {counted(len(coded.known), 'known text')}")
     return coded
 
 

@@ -269,7 +269,7 @@ class CodedFile:
     @property
     def unread(self) -> list[str]:
         """Return a line on the rows that cannot be read, if there are any."""
-        what = f"{self.path}: {len(self.table.faults):,} rows cannot be read and are left out; the first is"
+        what = f"{self.path}: rows left out, as they cannot be read: {len(self.table.faults):,}; the first is"
         return [f"{what} line {line:,}: {why}" for line, _, why in self.table.faults[:1]]
 
     def answer(self, codes: list[str], decider: str) -> list[str]:
@@ -448,7 +448,7 @@ class Sheets:
                 raise UserError(f"{path}: has only rows {what} (--input-col) as for the sheet")
             if unused := [*filter(None, self.gone.values())]:
                 what += f" {'; '.join(unused[:3])}{'; …' * (len(unused) > 3)}"
-                self.unused.append(f"{path}: {len(unused):,} decisions are not used, {what}")
+                self.unused.append(f"{path}: decisions that are not used ({len(unused):,}), {what}")
 
     def _add(self, place: str, row: dict[str, str]) -> None:
         """Add a row of a sheet. Raises ValueError."""

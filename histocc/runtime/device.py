@@ -61,7 +61,7 @@ def choose_device(name: str, local_rank: int = 0, local_size: int = 1, use: bool
     has_its_own = local_size > 1 == gpus and is_chosen and "TORCHELASTIC_RUN_ID" not in os.environ
     if highest >= gpus and not has_its_own:
         raise UserError(
-            f"LOCAL_RANK={highest} has no GPU: {gpus} visible here. Start at most {gpus} processes on "
+            f"LOCAL_RANK={highest} has no GPU: {gpus} visible here. Start no more processes than GPUs on "
             "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu."
         )
     place = 0 if highest >= gpus else local_rank

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from histocc.runtime.device import Precision, why_no_gpu
+from histocc.runtime.log import counted
 from histocc.runtime.world import World
 from histocc.trainer.batches import BatchPlan
 from histocc.trainer.config import TrainConfig
@@ -29,7 +30,7 @@ def banner(
     device = "GPU" if kind == "cuda" else f"{kind.upper()} process"
     accumulation, total, at_once = plan.accumulation(0), plan.global_batch_size, args.samples_at_once
     is_exact, epochs = total == at_once * size * accumulation, args.num_epochs
-    shares = f"{at_once} × {devices_of(world)} × {accumulation} accumulation step{'s' * (accumulation > 1)}"
+    shares = f"{at_once} × {devices_of(world)} × {counted(accumulation, 'accumulation step')}"
     stops = f"; stops at step {schedule.stop:,}, --max-steps" if schedule.stop < schedule.total else ""
     scaling = f"{args.learning_rate:g} with {args.lr_scaling} scaling at the first start"
     sizes = (1, 2, 4, 8)
@@ -40,9 +41,9 @@ def banner(
         f"{' = ' if is_exact else '; '}Total batch size: {total}",
         f"Steps per epoch: {plan.steps_per_epoch:,}",
         *([] if size == 1 else ["  on any number of processes"] if args.global_batch_size else table),
-        f"Epochs: {epochs} ({schedule.total:,} steps{stops})",
+        f"Epochs: {epochs} ({counted(schedule.total, 'step')}{stops})",
         f"Learning rate: {schedule.rate:g} ({'not scaled' if args.lr_scaling == 'none' else scaling};"
-        f" warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}){on_rate}",
+        f" warm-up over {counted(schedule.warmup, 'step')}){on_rate}",
     ]
     wandb = ["Note: --wandb-project-name has no effect without --log-wandb"]
     on_several = [
@@ -57,7 +58,7 @@ def banner(
         f"Threads per process: {torch.get_num_threads()}",
     ]
     threads = torch.get_num_threads()
-    on_cpu = f"CPU, {threads} thread{'s' * (threads > 1)}; NO GPU IS USED: {reason}"
+    on_cpu = f"CPU, {counted(threads, 'thread')}; NO GPU IS USED: {reason}"
     lines = [
         "=" * 72,
         *(on_several if size > 1 else [f"Device: {on_cpu if kind == 'cpu' else device + name}"]),
@@ -77,9 +78,10 @@ def start_lines(epochs: int, world: World, plan: BatchPlan, resumed: dict[str, A
     if resumed:
         verb, step, before = "Continuing the training of", resumed["step"], resumed["args"]["num_epochs"]
         epoch, batch = divmod(step, plan.steps_per_epoch)
-        more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
+        more = f"; {counted(epochs, 'epoch')} instead of {before}, with the longer schedule"
+        more *= epochs > before
         lines.append(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}")
-    what = f"{verb} {epochs} epoch{'s' * (epochs > 1)}"
+    what = f"{verb} {counted(epochs, 'epoch')}"
     lines.append(what if epochs else "Validating the fitted model; --max-steps N trains it further")
     return "\n".join([*lines, f"Training on {devices_of(world)}"] if world.size > 1 else lines)
 

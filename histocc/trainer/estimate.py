@@ -41,7 +41,7 @@ def choose_batch_size(
         model.zero_grad(set_to_none=True)
     else:
         size = min(size, flags.samples_at_once)
-    world.print(f"Batch size: {size} samples at once per process, chosen automatically; total batch {total}")
+    world.print(f"Batch size: {size} at once per process, chosen automatically; total batch {total}")
     return {"batch_size": size, "global_batch_size": total, "accumulate_steps": 1}
 
 

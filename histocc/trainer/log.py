@@ -158,8 +158,8 @@ class RunLog:
             tracker.row(given)
         self._write_status(step=step)
         if values.get("skipped_steps"):
-            skipped = f"{values['skipped_steps']:.0f} steps since the last row"
-            self.say(f"step {step:,}: {skipped} had no finite gradient and were skipped")
+            what = "steps since the last row skipped, as they had no finite gradient"
+            self.say(f"step {step:,}: {what}: {values['skipped_steps']:.0f}")
         if values.get("train_loss") is not None:
             parts = [f"step {step - self.first:,}/{self.total_steps - self.first:,}"]
             parts += [f"{f'{self.part}, pass' if self.part else 'epoch'} {values['epoch'] + 1}"]

@@ -22,6 +22,7 @@ from histocc.runtime.config import AUTO, Parser, differing, flag_of
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import TrainingError, Unreadable, UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, atomic_write, is_same, problems, run_lock, save_path_problems
+from histocc.runtime.log import counted
 from histocc.runtime.rng import DROPOUT, WEIGHTS, derived_seed
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop
@@ -183,7 +184,7 @@ def set_threads(first: dict[str, int], world: World) -> None:
         torch.set_num_threads(threads)
         world.print(f"Threads per process: set to {threads}, as in the run so far")
     elif threads != now:
-        world.print(f"Note: {now} threads per process, not {threads} as before; last digits may differ")
+        world.print(f"Threads per process: {now}, not {threads} as before; last digits may differ")
 
 
 def refuse_other_arguments(args: TrainConfig, state: dict[str, Any], more: list[str]) -> None:
@@ -257,7 +258,7 @@ class OpenRun:
             return world.print(f"Stopped by {reason} {where} of {total:,}, {saved}")
         how = f"Finished {where}." if total else "Finished: the fit was all of the training."
         if is_early:
-            how = f"No better for {state.since_best} validations: finished {where} of {total:,}."
+            how = f"No better for {counted(state.since_best, 'validation')}: finished {where} of {total:,}."
             how += f" {same} with a larger --patience continues."
         elif state.step < total:
             how = f"Stopped {where} of {total:,}. {same} with a larger --max-steps continues."
@@ -405,12 +406,12 @@ def nothing_left(patience: int | None, state: loop.State, schedule: Schedule) ->
     if state.unfinished or not is_early and state.step < schedule.stop:
         return ""
     if is_early:
-        more = f"No better for {state.since_best} validations: a larger --patience continues, "
+        more = f"No better for {counted(state.since_best, 'validation')}: a larger --patience continues, "
     elif state.step < schedule.total:
         return f"at step {state.step:,}, and --max-steps is {schedule.stop:,}: nothing to do. More continue."
     else:
         more = "More --num-epochs continue, " * bool(schedule.total)
-    steps = f" ({state.step:,} steps)" * bool(state.step)
+    steps = f" ({counted(state.step, 'step')})" * bool(state.step)
     return f"finished{steps}: nothing to do. {more}--overwrite starts over."
 
 
