@@ -19,11 +19,13 @@ from histocc.data.arrays import PreparedData
 from histocc.data.learned import hashes_of
 from histocc.data.prepare import prepare
 from histocc.evaluate import __main__ as evaluating
+from histocc.formatter import hisco_blocky5
 from histocc.job import config
 from histocc.job import few as job
 from histocc.learn import closed_form
 from histocc.learn.closed_form import Settings
-from histocc.learn.few import FewTexts
+from histocc.learn.few import FewTexts, Learned, judge
+from histocc.model.levels import Levels
 from histocc.model.ngrams import PATTERNS, WORDS
 from histocc.model.ridge import prior_columns
 from histocc.predict import __main__ as predicting
@@ -131,6 +133,19 @@ def test_settings_are_the_usual_ones_unless_others_are_clearly_ahead(sixty):
     knows.texts = knows.texts._replace(places=others)
     chosen = closed_form.choose(knows.texts)
     assert knows.texts.prior() is None and chosen.similarity > 0 == chosen.share
+
+
+@pytest.mark.parametrize("ahead, threshold, source", [(1, 0.5, "usual"), (4, 0.7, "fitted")])
+def test_another_threshold_needs_a_clear_lead(sixty, ahead, threshold, source):
+    """With 0.7, so many texts lose a second code that is wrong."""
+    few = few_texts(sixty)
+    chosen = torch.arange(10, 30)  # of one code each
+    codes = few.texts.target[chosen].argmax(1, keepdim=True)
+    logits = torch.full((len(chosen), few.texts.target.shape[1]), -9.0).scatter(1, codes, 3.0)
+    logits[:ahead].scatter_(1, (codes[:ahead] + 1) % logits.shape[1], 0.4)
+    learned = Learned(Settings(0.8, 0.0, 0.0), {}, {}, logits, chosen, np.ones(len(chosen)))
+    found = judge(few, learned, 2, Levels(few.data.codes, hisco_blocky5()))["thresholds"]
+    assert (found["default"], found["source"]) == (threshold, source)
 
 
 def test_texts_that_the_prior_has_seen_are_not_left_out(sixty):

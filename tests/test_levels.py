@@ -48,6 +48,7 @@ def test_levels_of_systems_and_groups_of_codes():
     confs = [0.2, 0.4, 0.7, 0.8, 0.95]
     assert HISCO.answer(["61110", "61220", "75400"], HISCO.numbers, confs, 0.75) == ("61&75", "2", 0.8)
     assert HISCO.answer(["61110"], HISCO.numbers, confs, 0.99) is None
+    assert HISCO.answer(["61110", "99999"], ["hisclass"], [1.0], 0.5) is None  # one has no class
     assert HISCO.answer(["-1"], HISCO.numbers, confs, 0.9) == ("-1", "1", 0.95)
     dotted = Levels(
         ["01.1.2", "01.2", "02.1.1.1"], BlockyFormatter("gpf", ["c"], block_size=8, allow_short=True)

@@ -301,7 +301,7 @@ def test_a_third_part_is_kept_for_a_test(tmp_path):
 
     words = [("train", "Val", " TEST ")[i % 3] for i in range(9)]
     rows = [(f"smith {i}", word, ("Lund", "Åbo")[i % 2]) for i, word in enumerate(words)]
-    rows += [("SMITH 0", "test", "Åbo"), ("Smith 3", "val", "Åbo")]
+    rows += [("SMITH 0", "test", "Åbo"), ("Smith 3", "val", "Åbo"), ("Smith 5", "val", "Åbo")]
     content = "occ1,hisco_1,part,source\n" + "".join(f"{a},83110,{b},{c}\n" for a, b, c in rows)
     expected = {"smith 6"}, {"smith 1", "smith 3", "smith 4", "smith 7"}
     found = sides_of(tmp_path, content, split_col="part", share_val=0.5, share_test=0.5)

@@ -1,6 +1,7 @@
 """Texts that name several occupations: a model whose training codes each codes their parts."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from histocc import OccCANINE
 from histocc.data.learned import hashes_of
 from histocc.data.several import listed_hashes, parts_of_texts
 from histocc.predict import __main__ as predicting
-from histocc.predict.coder import Coder
+from histocc.predict.coder import Coded, Coder
 from histocc.runtime import checkpoint
 from histocc.sample.generate import rows as sample_rows
 
@@ -55,6 +56,25 @@ def test_texts_are_split_between_titles_and_never_in_one():
         ["baker", "wine and spirit merchant", "qobbler"],
         ["qolqez, qex", "baker"],
     ]
+
+
+@pytest.mark.parametrize(
+    "text, conf, codes, is_split",
+    [
+        ("smith / baker", 0.4, ["83110", "77610"], True),
+        ("smith / baker", 0.2, ["83110", "77610"], False),
+        ("smith and baker", 0.4, ["83110", "77610"], False),
+        ("smith and baker", 0.6, ["83110", "77610"], True),
+        ("sergeant / gunner", 0.9, ["58330", "58340"], False),
+        ("smith / pensioner", 0.9, ["83110", "-1"], False),
+    ],
+)
+def test_parts_are_joined_if_all_are_sure_and_are_different_occupations(text, conf, codes, is_split):
+    names = text.replace("/", "and").split(" and ")
+    whole = Coded(["61110"], [0.5], 0.5)
+    parts = [Coded([codes[0]], [conf], conf), Coded([codes[1]], [0.95], 0.95)]
+    answer = Coder._joined(SimpleNamespace(choices=0), whole, text, names, parts, 5)  # pyright: ignore
+    assert (answer.codes, answer.conf) == ((codes, conf) if is_split else (["61110"], 0.5))
 
 
 def rows_of_one_code(number=600):
