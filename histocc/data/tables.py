@@ -239,22 +239,14 @@ def table_format(
     with _unpacked(path) as (file, raw):
         begin, is_packed = file.read(_BEGIN), file is not raw
     kind = table_kind(begin)
-    other = next((other for magic, other in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), "")
-    if is_packed and (kind or "IN OUT" in other):
-        what = f"is not CSV but {kind or other.partition(';')[0]} in gzip"
-        raise UserError(f"{path}: {what}; unpack it with: gunzip --keep {shlex.quote(path)}")
-    if other:
-        names = {"IN": shlex.quote(path), "OUT": shlex.quote(os.path.splitext(path)[0])}
-        other = re.sub(r"\b(IN|OUT)\b", lambda found: names[found[0]], other)
-        raise UserError(f"{path}: is not a CSV file but {other}")
+    _refuse_others(path, begin, kind, is_packed)
     state = os.stat(path)
     version = state.st_ino, state.st_size, state.st_mtime_ns
     if kind or re.match(_JSON_LINES, begin):
-        binary = (
-            open_table(path, kind, encoding, sheet, texts, flags)
-            if kind
-            else _json_lines(path, encoding or "utf-8-sig", *version)
-        )
+        if kind:
+            binary = open_table(path, kind, encoding, sheet, texts, flags)
+        else:
+            binary = _json_lines(path, encoding or "utf-8-sig", *version)
         names, notes = _names(binary.names, binary.notes)
         return Format(names, "", "", 0, notes, binary=binary, ranges=binary.ranges)
     notes: tuple[str, ...] = ()
@@ -285,6 +277,18 @@ def table_format(
     can_be_cut = not is_packed and b'\n"'.decode(encoding) == '\n"'
     ranges = state.st_size // RANGE if can_be_cut else 1
     return Format(names, delimiter, encoding, above, notes, quoting, flags=flags, ranges=max(1, ranges))
+
+
+def _refuse_others(path: str, begin: bytes, kind: str, is_packed: bool) -> None:
+    """Raise UserError if a file's first bytes are those of no table, or of a binary table in gzip."""
+    other = next((other for magic, other in _OTHERS.items() if re.match(magic, begin, re.DOTALL)), "")
+    if is_packed and (kind or "IN OUT" in other):
+        what = f"is not CSV but {kind or other.partition(';')[0]} in gzip"
+        raise UserError(f"{path}: {what}; unpack it with: gunzip --keep {shlex.quote(path)}")
+    if other:
+        names = {"IN": shlex.quote(path), "OUT": shlex.quote(os.path.splitext(path)[0])}
+        other = re.sub(r"\b(IN|OUT)\b", lambda found: names[found[0]], other)
+        raise UserError(f"{path}: is not a CSV file but {other}")
 
 
 def _fits(delimiter: str, lines: list[str], quoting: Any) -> tuple[int, int]:
