@@ -31,24 +31,13 @@ def _blocks(rows: RowSet) -> Iterator[tuple[slice, RowSet]]:
         yield slice(start, start + _BLOCK), _anew(rows)
 
 
-def compare_rows(
-    parts: list[RowSet], split: bool, files: list[str], codes: list[str], languages: list[str], path: str
-) -> dict:
-    """Count duplicates and conflicts among the rows of all parts, and list conflicts in `path`. A duplicate
-    has the text, language and codes of an earlier row. In a conflict a text has several sets of codes in one
-    language. Reading a share of the texts at a time bounds memory. split: whether files were split by text.
+def _hashes_of_texts(parts: list[RowSet], folder: str) -> Iterator[np.ndarray]:
+    """Yield uint64 [4, n] for all rows, a share of the texts at a time to bound memory: hashes of a row's
+    text, of text and language, of these and the codes, and its number. They pass through a file in `folder`.
     """
-    names = "distinct_texts", "duplicates", "most_rows_of_a_text", "conflicts", "val_rows_seen_in_training"
-    counts = dict.fromkeys(names, 0)
-    buckets = max(1, -(-sum(map(len, parts)) // _BUCKET))
-    with (
-        open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file,
-        tempfile.TemporaryFile(dir=os.path.dirname(path)) as hashes,  # has no name that could remain
-    ):
-        write_row = row_writer(file)
-        write_row(["text", "language", "codes", "rows", "file", "line"])
-        # For each row: hashes of text, of text and language, of these and the codes, and its number
-        sizes, done = [np.zeros(buckets, dtype=np.int64)], 0  # bytes of each bucket in each block
+    buckets, done = max(1, -(-sum(map(len, parts)) // _BUCKET)), 0
+    sizes = [np.zeros(buckets, dtype=np.int64)]  # bytes of each bucket in each block
+    with tempfile.TemporaryFile(dir=folder) as hashes:  # has no name that could remain
         for block, mapped in chain.from_iterable(map(_blocks, parts)):
             text = mapped.text_hash[block]
             labels = np.zeros(len(text), dtype=np.uint64)
@@ -66,7 +55,22 @@ def compare_rows(
             for size, end in zip(of_blocks.tolist(), ends.tolist()):
                 hashes.seek(end - size)
                 read.append(hashes.read(size))
-            texts, inputs, answers, rows = np.frombuffer(b"".join(read), np.uint64).reshape(-1, 4).T
+            yield np.frombuffer(b"".join(read), np.uint64).reshape(-1, 4).T
+
+
+def compare_rows(
+    parts: list[RowSet], split: bool, files: list[str], codes: list[str], languages: list[str], path: str
+) -> dict:
+    """Count duplicates and conflicts among the rows of all parts, and list conflicts in `path`. A duplicate
+    has the text, language and codes of an earlier row. In a conflict a text has several sets of codes in one
+    language. split: whether files were split by text.
+    """
+    names = "distinct_texts", "duplicates", "most_rows_of_a_text", "conflicts", "val_rows_seen_in_training"
+    counts = dict.fromkeys(names, 0)
+    with open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+        write_row = row_writer(file)
+        write_row(["text", "language", "codes", "rows", "file", "line"])
+        for texts, inputs, answers, rows in _hashes_of_texts(parts, os.path.dirname(path)):
             _, first, repeats = np.unique(answers, return_index=True, return_counts=True)
             counts["duplicates"] += len(rows) - len(first)
             _, of_text = np.unique(texts, return_counts=True)
