@@ -174,10 +174,13 @@ class Reader:
         more = {"delimiter": table.delimiter, "columns": table.names, "notes": list(table.notes)}
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": encoding, **more})
 
-    def _read_rows(self, table: Table, part: str, records: Records) -> None:
+    def _check_rows(self, table: Table, records: Records) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Note and reject unusual rows. Returns whether each is kept (bool [n]), their codes (see `_codes`),
+        and the rows with a code outside the key.
+        """
         settings, path, lines, texts = self.settings, table.name, records.lines, records.texts
         columns, cells, deciders = records.filled, records.filled[table.texts[0]], table.decided
-        keep = np.ones(len(texts), dtype=bool)
+        keep, text_column = np.ones(len(texts), dtype=bool), table.names[table.texts[0]]
         rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in records.faults]
         outside: list[int] = []  # rows with a code outside the key
 
@@ -199,20 +202,14 @@ class Reader:
             values = list(map(str.strip, columns[place]))
             reject([i], "forbidden character", reason, table.names[place], values)
         reason = "the row repeats the column names (were files joined?)"
-        reject(records.headers, "names of the columns", reason, table.names[table.texts[0]], cells)
+        reject(records.headers, "names of the columns", reason, text_column, cells)
         blank = [i for i, text in enumerate(texts) if not text.strip()]
         if settings.ditto != LEAVE:
             reason = "the text only repeats the one above; --ditto fills in that text"
-            reject(
-                records.left,
-                f"ditto {records.why or NO_ROW_ABOVE}",
-                reason,
-                table.names[table.texts[0]],
-                cells,
-            )
+            reject(records.left, f"ditto {records.why or NO_ROW_ABOVE}", reason, text_column, cells)
         if self.empty is None:
             reason = "the description is empty, or a word such as NA"
-            reject(blank, "empty text", reason, table.names[table.texts[0]], cells)
+            reject(blank, "empty text", reason, text_column, cells)
         if deciders is not None:
             reason = "nobody has decided on this row of a reviewed file; remove this column to use it"
             reject(records.guesses, "decided by nobody", reason, DECIDED, columns[deciders])
@@ -225,30 +222,35 @@ class Reader:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
             reason = f"the description is empty, and the code is not {settings.empty_text}"
             others = [i for i in blank if not alone[i]]
-            reject(others, "empty text", reason, table.names[table.texts[0]], cells)
+            reject(others, "empty text", reason, text_column, cells)
             note("texts_empty", [i for i in blank if keep[i]])
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
             self.findings.reject(kind, path, line, column, value, reason, stops)
+        return keep, codes, outside
+
+    def _read_rows(self, table: Table, part: str, records: Records) -> None:
+        """Check some rows, and write those kept."""
+        keep, codes, outside = self._check_rows(table, records)
+        lines, texts, languages = records.lines, records.texts, records.languages
         # texts that differ only in further columns go to the same part
         splits_by, times = records.parts[0], np.array(records.weights, dtype=np.float64)
         if outside:
             hashes = text_hashes([splits_by[i].strip() for i in outside])
-            is_val, is_test = parts_of_rows(settings, self.named, part, hashes)
+            is_val, is_test = parts_of_rows(self.settings, self.named, part, hashes)
             self.outside_key["train"] += times[outside][~(is_val | is_test)].sum()
             self.outside_key["val"] += times[outside][is_val].sum()
-        languages = records.languages
         if not keep.all():
             lines, codes, times = lines[keep], codes[keep], times[keep]
             texts, splits_by, languages = (list(compress(x, keep)) for x in (texts, splits_by, languages))
         if not texts:
             return
-        language = self._languages(path, lines, languages, texts)
+        language = self._languages(table.name, lines, languages, texts)
         more = 2 + len(LANGUAGE_SEPARATOR) + np.array(list(map(len, self.languages.names)))[language]
         positions = np.fromiter(map(len, texts), np.int64, len(texts)) + more
         self.longest = max(self.longest, int(positions.max()))
-        cut = np.flatnonzero(positions > settings.max_len)
-        self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
+        cut = np.flatnonzero(positions > self.settings.max_len)
+        self.findings.note("texts_cut", table.name, lines[cut], (texts[i] for i in cut))
         hashes = text_hashes(list(map(str.strip, texts)))
         split = hashes if len(table.texts) == 1 else text_hashes(list(map(str.strip, splits_by)))
         arrays = {"language": language, "codes": codes, "text_hash": hashes, "split": split}
