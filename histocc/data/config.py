@@ -314,7 +314,7 @@ def column_flags(asked: Any) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareSettings(FormatFlags, SplitFlags):
+class PrepareSettings(RowFlags, SplitFlags):
     """The files to read and how to read them: fields named as the flags, with their final values."""
 
     train_files: list[str]
@@ -326,7 +326,6 @@ class PrepareSettings(FormatFlags, SplitFlags):
     by: list[str] | None = None  # for evaluate: columns to group rows by. Line numbers are kept
     input_col: list[str] = field(default_factory=lambda: text_columns(None))
     language: str = UNKNOWN_LANGUAGE
-    language_col: str | None = None
     max_len: int = USUAL_LEN
     missing_code: str | None = None
     drop_bad_labels: bool = False
@@ -334,12 +333,8 @@ class PrepareSettings(FormatFlags, SplitFlags):
     number_codes: list[str] | None = None  # codes, if cells hold their numbers, or None if cells hold codes
     first_codes: list[str] | None = None  # codes that precede all other codes in the key
     clean_text: str = AS_IS
-    code_separator: str | None = None
     recode: dict[str, str] = field(default_factory=dict)
-    empty_text: str | None = None
-    repair_text: bool = False
     join_spellings: bool = False  # treat codes that differ only in case or punctuation as one
-    weight_col: str | None = None
 
     @classmethod
     def of(cls, args: RowFlags, **decided: Any) -> "PrepareSettings":
