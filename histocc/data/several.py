@@ -20,7 +20,7 @@ TEXTS_LOOKED_AT, MIN_WITH_PARTS = 50_000, 10
 def listed_hashes(rule: str) -> np.ndarray:
     """Return the hashes of all listed titles, as a model with this text rule reads them."""
     titles = [title for language in lexicon.LEXICON_LANGUAGES for title in lexicon.titles(language)]
-    return hashes_of([*titles, ""], rule)[:-1]
+    return hashes_of(titles, rule)
 
 
 def parts_of_texts(texts: list[str], known: np.ndarray, rule: str) -> list[list[str]]:
@@ -30,7 +30,7 @@ def parts_of_texts(texts: list[str], known: np.ndarray, rule: str) -> list[list[
     rows = [row if 1 < len(row) < 2 * MAX_PARTS else [] for row in map(SEPARATOR.split, texts)]
     places = ((row, i, j) for row in rows for j in range(1, len(row) + 1, 2) for i in range(0, j, 2))
     runs = ["".join(row[i:j]) for row, i, j in places]
-    are_known = {runs[i] for i in np.flatnonzero(np.isin(hashes_of([*runs, ""], rule)[:-1], known))}
+    are_known = {runs[i] for i in np.flatnonzero(np.isin(hashes_of(runs, rule), known))}
 
     def cut(row: list[str]) -> list[str]:
         for end in range(len(row), 0, -2):
@@ -49,7 +49,7 @@ def splits(data: PreparedData) -> bool:
     whole = [text for text in texts if not SEPARATOR.search(text)]
     if len(texts) - len(whole) < MIN_WITH_PARTS:  # the lists take a second to hash
         return False
-    single = hashes_of([*whole, ""], rule)[:-1]
-    found = [bool(parts) for parts in parts_of_texts(texts, np.append(listed_hashes(rule), single), rule)]
+    known = np.append(listed_hashes(rule), hashes_of(whole, rule))
+    found = [bool(parts) for parts in parts_of_texts(texts, known, rule)]
     several = (data.train.codes[rows[found]] >= 0).sum(axis=1) > 1
     return len(several) >= MIN_WITH_PARTS and bool(several.mean() > 0.5)
