@@ -381,8 +381,7 @@ def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str]
     as_stored |= {} if kind == "SAS transport" else {"user_missing": True}
 
     def table(**rows: Any) -> tuple[dict[str, list], Any]:
-        how = {"encoding": encoding, **as_stored, **rows}
-        asked = pickle.dumps((sys.path, reader, path, how))
+        asked = pickle.dumps((sys.path, reader, path, {"encoding": encoding, **as_stored, **rows}))
         command = [sys.executable, "-I", "-c", _READ_STATISTICS]
         # in a separate session, so that Ctrl-C reaches only this process
         done = subprocess.run(command, input=asked, capture_output=True, start_new_session=True)
@@ -406,10 +405,9 @@ def _statistics(path: str, kind: str, encoding: str | None, texts: Sequence[str]
 
         def cell(value: Any) -> str:
             is_tag = not is_text and isinstance(value, str)  # one of .a to .z among numbers
-            is_missing = is_tag or any(type(value) is type(a) and a <= value <= b for a, b in ranges)
             shown = of_text.get(value, f".{value}" if is_tag else _moment(value, formats[name]))
             text, shown = text_of(shown), None if is_tag else shown
-            if is_missing:
+            if is_tag or any(type(value) is type(a) and a <= value <= b for a, b in ranges):
                 return Missing(text, shown, value)
             return text if is_text or not text else Cell(text, shown, value)
 

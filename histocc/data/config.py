@@ -410,8 +410,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
             opened(path).close()  # opens only files: a folder is several tables
-            header = table_format(path, *settings.reading).names
-            problems += column_problems(path, header, columns, flags)
+            problems += column_problems(path, table_format(path, *settings.reading).names, columns, flags)
         except UserError as error:
             problems.append(str(error))
     return problems

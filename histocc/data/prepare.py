@@ -221,8 +221,7 @@ class Reader:
         if self.empty is not None:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
             reason = f"the description is empty, and the code is not {settings.empty_text}"
-            others = [i for i in blank if not alone[i]]
-            reject(others, "empty text", reason, text_column, cells)
+            reject([i for i in blank if not alone[i]], "empty text", reason, text_column, cells)
             note("texts_empty", [i for i in blank if keep[i]])
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             stops = kind == DOES_NOT_FIT and not settings.drop_bad_labels
@@ -266,8 +265,7 @@ class Reader:
                 hashes, times = map(np.concatenate, zip(*self.drawn[name]))
                 texts, place = np.unique(hashes, return_inverse=True)
                 is_often = np.bincount(place.reshape(-1), times) > share * self.rows / 2
-                of_part = self.named.get(name, ())
-                found += [] if is_often.all() else [np.setdiff1d(texts[is_often], of_part)]
+                found += [] if is_often.all() else [np.setdiff1d(texts[is_often], self.named.get(name, ()))]
         return np.concatenate(found)
 
     def _languages(self, path: str, lines: np.ndarray, cells: list[str], texts: list[str]) -> np.ndarray:
@@ -289,8 +287,7 @@ class Reader:
         for name, chosen in (("val", is_val), ("test", is_test)) if part == "train" else ():
             self.drawn[name].append((split[chosen], times[chosen]))
         if self.few is not None:
-            texts_here = text_keys(arrays["text_hash"], arrays["language"])[~is_test]
-            self.few = np.union1d(self.few, texts_here)
+            self.few = np.union1d(self.few, text_keys(arrays["text_hash"], arrays["language"])[~is_test])
             self.few = self.few if len(self.few) <= self.settings.few_texts else None
         for side, chosen in (("train", ~(is_val | is_test)), ("val", is_val)):
             chosen_texts = texts if chosen.all() else list(compress(texts, chosen))
@@ -316,8 +313,7 @@ class Reader:
             padded = ([*codes, *[""] * room][:room] for codes in rows)
             cells = [list(column) for column in zip(*padded)] or [[] for _ in range(room)]
             names = [*names, *[names[-1]] * room][:room]
-        book = self.book.__getitem__
-        columns = [np.fromiter(map(book, column), np.int64, len(column)) for column in cells]
+        columns = [np.fromiter(map(self.book.__getitem__, column), np.int64, len(column)) for column in cells]
         numbers = np.stack(columns, axis=1)  # [n, K]
 
         def note(kind: str, marked: np.ndarray) -> None:  # bool [n, K]
@@ -483,8 +479,7 @@ class Reader:
             ways.append("use --drop-bad-labels to leave out these rows and list them")
             first = [f"{row['file']}, line {row['line']}, {row['reason']}" for row in found["first"]]
             hold = f"{counted(found['rows'], 'row')} hold{'s' * (found['rows'] == 1)}"
-            lines = [f"{hold} {what}. The first:", *first, "What to do:", *ways]
-            return "\n    ".join(lines)
+            return "\n    ".join([f"{hold} {what}. The first:", *first, "What to do:", *ways])
         if not train:
             rejected = self.findings.problems("rejected")
             kinds = "; ".join(f"{kind['rows']:,} × {kind['kind']}" for kind in rejected)
@@ -670,6 +665,5 @@ def on_every_node(
     folders = world.run_on(leaders, prepared_here)
     if len(set(map(os.path.basename, folders))) > 1:
         paths = ", ".join(path for _, path in settings.files)
-        what = f"some nodes have other data files than rank 0: copy the same {paths} to every node"
-        raise UserError(what)
+        raise UserError(f"some nodes have other data files than rank 0: copy the same {paths} to every node")
     return PreparedData.open(folders[leaders.index(world.leader)])

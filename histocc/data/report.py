@@ -117,7 +117,6 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
     mean = of_length @ np.arange(longest + 1) / max(1, count)
     median = np.searchsorted(np.cumsum(of_length), [(count - 1) // 2, count // 2], side="right").mean()
     of_code = in_part.sum(axis=0)
-    unseen = (in_part[0] == 0) & in_part[0].any()
     order = np.argsort(-of_language, kind="stable").tolist()
 
     def rows_of(marked: np.ndarray) -> dict[str, int]:
@@ -129,7 +128,7 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
         "codes_used": int((of_code > 0).sum()),
         "codes_per_row": {str(n): int(count) for n, count in enumerate(per_row) if count},
         "rare_codes": rows_of(of_code < RARE),
-        "codes_only_in_validation": rows_of(unseen),
+        "codes_only_in_validation": rows_of((in_part[0] == 0) & in_part[0].any()),
         "length": {"mean": round(float(mean), 2), "median": int(median), "max": longest},
     }
 

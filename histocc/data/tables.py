@@ -48,7 +48,6 @@ from histocc.runtime.log import counted
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # written by Hive, Spark and pyarrow
 _HIDDEN = r"(\A|[/\\])[._~]"  # in names of files that are not parts
-_MAGIC = re.compile(r"[*?[]")  # marks a pattern
 _NOTED = 3  # most notes on the parts of a table
 _BEGIN = 1 << 16  # bytes from which the kind of a file is detected
 _LINE_BREAK = re.compile("\r\n|\r|\n")
@@ -140,7 +139,7 @@ def parts_of(path: str) -> list[Part]:
     if not os.path.isdir(path):
         if os.path.lexists(path) or not glob.has_magic(path):
             return [Part(path, os.path.basename(path))]
-        found, root = glob.glob(path, recursive=True), os.path.dirname(_MAGIC.split(path)[0])
+        found, root = glob.glob(path, recursive=True), os.path.dirname(re.split(r"[*?[]", path)[0])
     walked = {os.path.join(at, name) for each in found for at, _, names in os.walk(each) for name in names}
     below = [part_of(file, root) for file in {*walked, *filter(os.path.isfile, found)}]
     below = [part for part in below if not re.search(_HIDDEN, part.name)]
@@ -205,9 +204,8 @@ def _format_of_parts(parts: Sequence[Part], how: tuple) -> Format:
         for part in parts:
             for chunk in read_chunks(part.path, wanted, *how, span=span):
                 cells, given = iter(chunk.columns), [*part.keys.values()]
-                rows = len(chunk.lines)
                 columns = [
-                    next(cells) if place < len(names) else [given[place - len(names)]] * rows
+                    next(cells) if place < len(names) else [given[place - len(names)]] * len(chunk.lines)
                     for place in places
                 ]
                 faults = [(line, kind, f"{part}: {reason}") for line, kind, reason in chunk.faults]
@@ -370,8 +368,7 @@ def read_chunks(
                     more = False
                     break
                 except csv.Error as error:
-                    if before + reader.line_num > line:
-                        last = before + reader.line_num
+                    if (last := before + reader.line_num) > line:
                         lost = f"is not closed before line {last:,}, which swallows rows"
                         what = f"{path}, line {line:,}: a quotation mark {lost}: {quotes} ({error})"
                         raise UserError(what) from None
@@ -484,7 +481,6 @@ def _begins(
     """Return (byte, lines before it) for the beginning of each range of a CSV file, and for the file's end. A
     range begins with the first row that begins in it.
     """
-    how: dict[str, Any] = {"delimiter": delimiter, "strict": True, "quoting": quoting}
     marks, at, lines = [(0, 0)], 0, 0
     with opened(path) as file:
 
@@ -509,7 +505,7 @@ def _begins(
                     limit = size * len(marks) // ranges
                 if b'"' in line and quoting == csv.QUOTE_MINIMAL:
                     with contextlib.suppress(csv.Error):  # reading reports broken quotation marks
-                        next(csv.reader(texts(), **how))
+                        next(csv.reader(texts(), delimiter=delimiter, strict=True, quoting=quoting))
                 else:
                     at, lines = at + len(line), lines + 1
     marks += [(at, lines)] * (ranges + 1 - len(marks))  # a row may be longer than a range
