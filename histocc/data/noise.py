@@ -269,9 +269,7 @@ class Augmenter:
     ):
         weights = np.ones(len(words)) if word_weights is None else np.asarray(word_weights, dtype=np.float64)
         self.words = (*_ragged(list(compress(words, weights > 0))), np.cumsum(weights[weights > 0]))
-        self.kinds = (
-            CHANGES if len(self.words[-1]) else tuple(kind for kind in CHANGES if kind != "insert_word")
-        )
+        self.kinds = CHANGES if len(self.words[-1]) else CHANGES[:-1]  # without insert_word
         self.seed, self.num_transformations = seed, num_transformations
         self.augmentation_prob, self.unk_lang_prob = augmentation_prob, unk_lang_prob
         self.only_ascii = only_ascii

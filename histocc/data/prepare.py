@@ -318,9 +318,8 @@ class Reader:
 
         def note(kind: str, marked: np.ndarray) -> None:  # bool [n, K]
             rows, places = np.nonzero(marked & keep[:, None])
-            if len(rows):
-                values = (cells[place][row] for row, place in zip(rows, places))
-                self.findings.note(kind, table.name, records.lines[rows], values)
+            values = (cells[place][row] for row, place in zip(rows, places))
+            self.findings.note(kind, table.name, records.lines[rows], values)
 
         note("missing_declared", numbers == DECLARED)
         blank = keep & np.isin(numbers[:, 0], (BLANK, WORD, DECLARED))
@@ -352,8 +351,7 @@ class Reader:
         self.close()
         if self.few is not None and not self.settings.split_col:
             self._join_parts()
-        if self.settings.weight_col:
-            self._repeat_rows()
+        self._repeat_rows()
         settings, parts = self.settings, []
         codes, met = settings.fixed_codes, list(self.book.codes)
         if codes is None:

@@ -188,8 +188,8 @@ def report_lines(report: dict) -> list[str]:
             " on such texts measures nothing. predict gives texts of the list their codes (source: trained)."
             " To measure other texts, let people code rows of the register itself: histocc evaluate"
         )
-    longest, words = report.get("longest"), dict(NOTES)  # missing in data of earlier versions
-    if longest and longest["read"] < MOST_LEN:
+    longest, words = report["longest"], dict(NOTES)
+    if longest["read"] < MOST_LEN:
         most, share = min(longest["has"], MOST_LEN), "more" if longest["has"] > MOST_LEN else "all"
         words["texts_cut"] += f" (--max-len {most} reads {share} of them; without encoder there is no limit)"
     notes += [f"{words[kind['kind']]}: {kind['rows']:,}{_where(kind)}" for kind in found("noted")]
