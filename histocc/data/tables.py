@@ -150,7 +150,9 @@ def parts_of(path: str) -> list[Part]:
         kind = "is a folder" if os.path.isdir(path) else "is a pattern"
         others = f"; it has {min(below).name}: use a pattern, such as '*', for such files" if below else ""
         raise UserError(f"{path}: {kind} with no table (.csv, .parquet, .xlsx …){others}")
-    return sorted(parts, key=lambda part: [*map(_number, re.split(r"(\d+)", part.name))])
+    return sorted(
+        parts, key=lambda part: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", part.name)]
+    )
 
 
 def files_left_out(path: str) -> str:
@@ -161,10 +163,6 @@ def files_left_out(path: str) -> str:
     others = sorted(name for name in walked if not (re.search(_HIDDEN, name) or TABLE_NAME.fullmatch(name)))
     named = f"{', '.join(others[:3])}{' …' * (len(others) > 3)}"
     return f"{path}: files not read, because of their names: {len(others):,} ({named})" if others else ""
-
-
-def _number(text: str) -> str | int:
-    return int(text) if text.isdecimal() else text
 
 
 def part_of(file: str, root: str) -> Part:
