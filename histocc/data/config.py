@@ -416,20 +416,18 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     return problems
 
 
-def code_problems(formatter: BlockyFormatter, settings: PrepareSettings) -> list[str]:
-    """Return the problems of the codes that flags name, one per line."""
+def code_problems(formatter: BlockyFormatter, settings: PrepareSettings) -> Iterator[str]:
+    """Yield the problems of the codes that flags name, one per line."""
     codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
     codes += [("--recode", code) for code in settings.recode.values()]
-    problems = []
     for name, code in codes:
         try:
             if code is not None:
                 formatter.encode_code(formatter.repair(code)[0] if name == "--recode" else code)
                 if settings.fixed_codes is not None and code not in settings.fixed_codes:
-                    problems.append(f"{name}: code {code!r} is not among the codes of the key")
+                    yield f"{name}: code {code!r} is not among the codes of the key"
         except CodeError as error:
-            problems.append(f"{name}: {error}")
-    return problems
+            yield f"{name}: {error}"
 
 
 @dataclass(frozen=True)
