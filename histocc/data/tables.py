@@ -555,7 +555,6 @@ _MIN_SHARE = 0.95  # share of the words that a language must explain
 @cache
 def _detected(path: str, flags: bool, *_state: int) -> tuple[str, tuple[str, ...]]:
     """Return the encoding of a CSV file, and notes on it for the user."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
     with _unpacked(path) as (file, _):
         begin = file.read(4096)
         if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -563,11 +562,10 @@ def _detected(path: str, flags: bool, *_state: int) -> tuple[str, tuple[str, ...
         if b"\0" in begin.partition(b"\n")[0]:
             remedy = "if it is UTF-16, use --encoding utf-16-le (or -be)" if flags else "save it as UTF-8"
             raise UserError(f"{path}: is not a text file (a NUL byte in the first line); {remedy}")
+        blocks = itertools.chain([begin], iter(lambda: file.read(1 << 22), b""))
         with contextlib.suppress(UnicodeDecodeError):
-            decoder.decode(begin)
-            while block := file.read(1 << 22):
-                decoder.decode(block)
-            decoder.decode(b"", final=True)
+            for _ in codecs.iterdecode(blocks, "utf-8"):
+                pass
             return "utf-8-sig", ()
     return _code_page(path, flags)
 
