@@ -420,13 +420,11 @@ class Reader:
         """Append the validation rows to the training rows."""
         train, val = self.parts.values()
         for name, source in val.files.items():
-            added, dtype = map_array(source.name, WRITTEN[name]), WRITTEN[name]
-            added = added[1:] + train.end if name == "offsets" else added
+            values = np.fromfile(source.name, WRITTEN[name])
+            left = values[: name == "offsets"]  # the first offset
             with open(train.files[name].name, "ab") as file:
-                file.write(np.asarray(added, dtype=dtype).tobytes())
-            del added  # Windows cannot replace a mapped file
-            with open(source.name, "wb") as file:
-                file.write(np.zeros(1, dtype).tobytes() if name == "offsets" else b"")
+                (values[1:] + train.end if len(left) else values).tofile(file)
+            left.tofile(source.name)
         train.rows, val.rows = train.rows + val.rows, 0
 
     def close(self) -> None:
