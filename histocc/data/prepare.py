@@ -127,15 +127,15 @@ class Reader:
         settings, repair, zeros = self.settings, self.formatter.repair, {}
         recode = {repair(old)[0]: repair(new)[0] for old, new in settings.recode.items()}
         fixed, hisco, is_hisco = settings.fixed_codes, {*hisco_key()}, self.formatter.kind == "hisco"
-        any_code = self.formatter.kind == "classes" and fixed is None
-        if any_code or settings.join_spellings or settings.max_codes is None:
+        any_code, joins = self.formatter.kind == "classes" and fixed is None, settings.join_spellings
+        if any_code or joins or settings.max_codes is None:
             counts, known = self._count_codes(recode), {*(fixed or ()), *(settings.first_codes or ())}
-            if any_code or settings.join_spellings:
-                how = any_code, settings.join_spellings
-                recode, zeros, self.notes = read_together(counts, known, recode, *how)
+            if any_code or joins:
+                recode, zeros, self.notes = read_together(counts, known, recode, any_code, joins)
             if any_code:
                 is_hisco = 2 * sum(in_key(code, hisco) in hisco for code in counts) > len(counts)
         declared = NO_WORK.intersection(fixed or (hisco if is_hisco else ()))
+        fixed = None if fixed is None else frozenset(fixed)
         return CodeBook(self.formatter, fixed, settings.number_codes, recode, zeros, declared)
 
     def _count_codes(self, recode: dict[str, str]) -> Counter[str]:

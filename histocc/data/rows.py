@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from histocc.data.binary import Missing
@@ -189,6 +190,7 @@ class Unfit(ValueError):
     """An error for a cell that holds no code. `args`: DOES_NOT_FIT or OUTSIDE_KEY, a message."""
 
 
+@dataclass(eq=False, repr=False)
 class CodeBook(dict):
     """The numbers of cells: `book[cell]` checks a cell when it first occurs.
 
@@ -198,22 +200,15 @@ class CodeBook(dict):
     that count even if the file declares them as missing.
     """
 
-    def __init__(
-        self,
-        formatter: BlockyFormatter,
-        fixed_codes: list[str] | None,
-        by_number: list[str] | None,
-        recode: dict[str, str],
-        zeros: dict[str, str],
-        declared: Container[str],
-    ):
-        super().__init__()
-        self.formatter, self.by_number = formatter, by_number
-        self.recode, self.zeros, self.declared = recode, zeros, declared
-        self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
-        self.codes: dict[str, int] = {}  # code → provisional number
-        self.faults: dict[str, tuple[str, str]] = {}  # cell → (DOES_NOT_FIT or OUTSIDE_KEY, message)
-        self.noted: dict[str, set[str]] = defaultdict(set)
+    formatter: BlockyFormatter
+    fixed: frozenset[str] | None  # the codes of a key
+    by_number: list[str] | None
+    recode: dict[str, str]
+    zeros: dict[str, str]
+    declared: Container[str]
+    codes: dict[str, int] = field(default_factory=dict)  # code → provisional number
+    faults: dict[str, tuple[str, str]] = field(default_factory=dict)  # cell → `args` of its Unfit
+    noted: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def __missing__(self, cell: str) -> int:
         try:
