@@ -168,8 +168,7 @@ class Table:
         # the last column of this name: the table may have had one before it was coded
         decided = [place for place, name in enumerate(header) if name == DECIDED][-1:]
         by_name = unique_names(header)
-        chosen = [*map(by_name.index, named), *decided]
-        self.places = list(range(len(header))) if others is None else chosen
+        self.places = [*range(len(header))] if others is None else [*map(by_name.index, named), *decided]
         self.names = [by_name[place] for place in self.places]
         self.decided = self.places.index(decided[0]) if decided else None
         self.texts, self.codes = list(map(self.names.index, texts)), list(map(self.names.index, codes))

@@ -47,9 +47,8 @@ def named_parts(settings: PrepareSettings, check: Callable) -> dict[str, np.ndar
                     if of == column:
                         found.setdefault(part, []).append(hashes[folded == value.strip().casefold()])
     problems = []
-    if wrong := [
-        word for word in counts.get(settings.split_col or "", ()) if word.casefold() not in SPLIT_PARTS
-    ]:
+    words = counts.get(settings.split_col or "", ())
+    if wrong := [word for word in words if word.casefold() not in SPLIT_PARTS]:
         shown = ", ".join(map(repr, wrong[:EXAMPLES])) + " …" * (len(wrong) > EXAMPLES)
         what = f"column {settings.split_col!r} holds {shown}; write train, val or test in every row"
         problems.append(f"--split-col: {what}")
