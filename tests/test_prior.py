@@ -173,10 +173,11 @@ def test_rows_that_teach_little(made, tmp_path, prior):
         "two": [("smed", "83110", "da"), ("bonde", "61110", "da")] * 30,
     }
     for case, rows in cases.items():
-        table = write_csv(tmp_path / f"{case}.csv", ("occ1", "hisco_1", "lang"), rows)
-        learned(tmp_path / case, "--dataset", table, "--prior", name)
+        table = write_csv(tmp_path / f"{case}.csv", ("occ1", "hisco_1", "lang"), [*rows, ("", "-1", "en")])
+        empty = ["--empty-text", "-1"] if case == "text" else []  # these are no answer
+        learned(tmp_path / case, "--dataset", table, "--prior", name, *empty)
         new = write_csv(
-            tmp_path / "new.csv", ("occ1", "hisco_1", "lang"), [*rows, ("…", "", ""), ("", "", "")]
+            tmp_path / "new.csv", ("occ1", "hisco_1", "lang"), [*rows, ("…", "", ""), ("", "", "en")]
         )
         _, [*answers, unknown, empty] = coded(tmp_path / case, new, tmp_path / "out.csv")
         assert unknown["P_1"] == empty["P_1"] == ""
