@@ -29,10 +29,12 @@ from histocc.text import AS_IS
 CODES = ["61110", "61220", "77610", "83110", "99910"]
 
 
-def draws_of(probs, answer, conf, at_most, number=4000, source="model"):
-    """Return (how often each set of codes is drawn, cells behind the draws) of a text."""
+def draws_of(probs, answer, conf, at_most, number=4000, source="model", unsure=0.0):
+    """Return (how often each set of codes is drawn, cells after the draws) of a text. unsure: how uncertain
+    the map of confidence is.
+    """
     coder = SimpleNamespace(
-        confidence=Confidence(1, {"flat": [1.0, 0.0, 0.0, 0.0]}),
+        confidence=Confidence(1, {"flat": [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, unsure]}),
         formatter=SimpleNamespace(kind="hisco"),
         thresholds=Thresholds({None: 0.5}, "usual", True, at_most),
         codes=CODES,
@@ -61,6 +63,14 @@ def test_one_code_is_drawn_by_its_probability_and_what_is_left_over_goes_to_the_
     given = {name: float(cell) for name, cell in cells.items() if name.startswith("prob_")}
     assert {name: p for name, p in given.items() if p} == pytest.approx(of_class, rel=1e-5)
     assert draws_of([0.6, 0.2, 0.1, 0, 0], ["99910"], 0.9, 1, source="trained")[0]["99910",] > 0.88
+
+
+def test_the_map_of_confidence_does_not_count_for_texts_of_the_training():
+    share = {
+        source: draws_of([0.6, 0.2, 0.1, 0, 0], ["61110"], 0.9, 1, source=source, unsure=4.0)[0]["61110",]
+        for source in ("trained", "model")
+    }
+    assert share["trained"] == pytest.approx(0.9, abs=0.02) and share["model"] < 0.85
 
 
 def test_several_codes_are_a_set_in_which_each_is_as_often_as_its_probability_says():
