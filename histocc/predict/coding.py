@@ -97,15 +97,13 @@ class Coding:
         self.levels = coder.asked_levels(args.level, self.decoder, args.model) if args.level else []
         if not outline:
             fit_ranked(coder, self.weights, self.decoder, world)
-        confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
-        self.is_fitted = confidence_of in coder.confidence.maps
+        self.confidence_of = DECODERS[self.decoder].confidence_of or self.decoder
+        self.is_fitted = self.confidence_of in coder.confidence.maps
         for flag in ("draws", "target_accuracy"):
             if getattr(args, flag) is not None and not coder.raw_confidence:
-                coder.need_fitted(flag_of(flag), [confidence_of], args.model)
+                coder.need_fitted(flag_of(flag), [self.confidence_of], args.model)
         self.key, self.system, kind = set(coder.codes), args.system or coder.system, coder.formatter.kind
         self.codes_to_keep = self.key.union(hisco_key() if kind == "hisco" else ())
-        thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
-        coder.thresholds = coder.thresholds.with_given(thresholds or None)
         if args.classes and kind != "hisco":
             what = f"this model writes {self.system} as {kind}; train with --formatter hisco for HISCO"
             raise UserError(f"--classes: classes exist only for HISCO codes, and {what}")
@@ -119,18 +117,23 @@ class Coding:
         self.notes += notes
         self.beside = list(self.groups_beside())
         self.find_columns()
-        # a row with a lower conf needs review, unless nothing is known of the answers (a list of titles)
-        unknown = coder.is_published or coder.trained is not None and self.figure is None
-        self.min_conf = (0.0 if unknown else MIN_CONF) if args.min_prob is None else args.min_prob
-        if args.level and args.target_accuracy is not None:
-            self.min_conf = args.target_accuracy
-        elif args.target_accuracy is not None and not outline:
-            self.min_conf, reach = coder.confidence.limit(confidence_of, args.target_accuracy)
-            self.notes.append(
-                f"rows with conf below {self.min_conf:.3g} get needs_review: of the other answers"
-                f" {args.target_accuracy:.4g} were right, for {percent(reach)} of the"
-                f" {counted(coder.confidence.texts, 'text')} on which the confidence was fitted"
-            )
+        self.min_conf = self.limit_of_review()
+
+    def limit_of_review(self) -> float:
+        """Return the conf below which a row needs review, and note it if --target-accuracy decides it."""
+        args, coder, target = self.args, self.coder, self.args.target_accuracy
+        if target is None:  # all answers count if nothing is known of them (a list of titles)
+            unknown = coder.is_published or coder.trained is not None and self.figure is None
+            return (0.0 if unknown else MIN_CONF) if args.min_prob is None else args.min_prob
+        if args.level or coder.raw_confidence:  # an outline has no fit
+            return target
+        limit, reach = coder.confidence.limit(self.confidence_of, target)
+        self.notes.append(
+            f"rows with conf below {limit:.3g} get needs_review: of the other answers"
+            f" {target:.4g} were right, for {percent(reach)} of the"
+            f" {counted(coder.confidence.texts, 'text')} on which the confidence was fitted"
+        )
+        return limit
 
     def with_columns(self, args: PredictConfig) -> PredictConfig:
         """Return the arguments with the columns to read. They decide `format`. Raises UserError."""
@@ -173,6 +176,8 @@ class Coding:
             what = f"--threshold is for --decoder {in_series(BY_THRESHOLD)}, but auto chose {decoder} here"
             give = f"give --decoder {in_series(BY_THRESHOLD, 'or')}, or leave out --threshold"
             raise UserError(f"{what} ({coder.why_best}): {give}")
+        thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
+        coder.thresholds = coder.thresholds.with_given(thresholds or None)
         if args.choices and "flat" not in coder.decoders:
             what = "--choices: this model has no linear decoder"
             raise UserError(f"{what}; use --decoder topk --k {args.choices} for the most probable codes")
