@@ -215,7 +215,7 @@ def as_workbook(path, numbers):
     header, *rows = csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig")))
     with (
         open(path.with_suffix(".xlsx"), "wb") as file,
-        table_writer(file, ".xlsx", header, numbers, bytes) as write_rows,
+        table_writer(file, ".xlsx", header, numbers) as write_rows,
     ):
         write_rows(rows)
     return path.with_suffix(".xlsx")

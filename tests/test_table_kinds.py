@@ -19,7 +19,7 @@ import pytest
 from helpers import FINETUNE, TITLES, run, write_csv
 from test_tables import FILES, GOOD, HEAD, outcome, parquet_file, rows_of
 
-from histocc.data.rows import code_of_cell, csv_text, read_columns
+from histocc.data.rows import code_of_cell, read_columns
 from histocc.data.tables import read_chunks, table_format
 from histocc.data.written import table_writer
 from histocc.formatter import make_formatter
@@ -158,7 +158,7 @@ def test_what_no_cell_of_a_workbook_can_hold_is_refused(text):
         is_refused = pytest.raises(
             UserError, match="a cell of .xlsx holds .* XML allows: name the output .csv"
         )
-        with is_refused, table_writer(io.BytesIO(), "o.xlsx", header, set(), bytes) as write:
+        with is_refused, table_writer(io.BytesIO(), "o.xlsx", header, set()) as write:
             write(rows)
 
 
@@ -167,7 +167,7 @@ def copied(source: Path, output: Path) -> Path:
     table = table_format(str(source))
     with (
         open(output, "wb") as file,
-        table_writer(file, str(output), table.names, set(), csv_text, table.types_but(())) as write,
+        table_writer(file, str(output), table.names, set(), table.types_but(())) as write,
     ):
         for chunk in read_chunks(str(source), None):
             write(list(zip(*chunk.columns)))
@@ -217,7 +217,7 @@ def test_a_sheet_is_made_to_be_read(tmp_path):
     )
     with (
         open(tmp_path / "o.xlsx", "wb") as file,
-        table_writer(file, "o.xlsx", header, numbers, csv_text) as write,
+        table_writer(file, "o.xlsx", header, numbers) as write,
     ):
         write([["smith " * 20, "01110", "0.75", "0.5", "1"], ["x", "83110", "1", "1", "0"]])
     sheet = openpyxl.load_workbook(tmp_path / "o.xlsx").active
@@ -233,7 +233,7 @@ def test_a_sheet_is_made_to_be_read(tmp_path):
     wide = [f"c{i}" for i in range(16_385)]
     with (
         pytest.raises(UserError, match="a sheet has 16,384 columns, but there are 16,385 to write"),
-        table_writer(io.BytesIO(), "o.xlsx", wide, set(), csv_text),
+        table_writer(io.BytesIO(), "o.xlsx", wide, set()),
     ):
         pass
 
@@ -269,7 +269,7 @@ def test_types_of_parquet_stata_and_spss_stay(tmp_path):
         for name in ("a" * 65, "with blank", "2nd", "with" if ending == ".dta" else "WITH"):
             with (
                 pytest.raises(UserError, match=f"names of at most .* not '{name}': name it .csv or .parquet"),
-                table_writer(io.BytesIO(), f"o{ending}", ["occ1", name], set(), csv_text),
+                table_writer(io.BytesIO(), f"o{ending}", ["occ1", name], set()),
             ):
                 pass
 

@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from histocc.data.binary import present
-from histocc.data.rows import MISSING_WORDS, folded
+from histocc.data.rows import MISSING_WORDS, csv_text, folded
 from histocc.data.tables import Chunk, Path, read_chunks, str_of, table_format, unique_names
 from histocc.runtime.errors import UserError
+from histocc.runtime.files import atomic_write
 from histocc.runtime.log import counted
 from histocc.text import UNKNOWN_LANGUAGE, as_is, cleaner, is_composed, join_columns, repaired_cells, strip
 
@@ -176,7 +177,7 @@ class Table:
         self.weights = self.names.index(weight_col) if weight_col else None
         self.fill_down = [self.names.index(name) for name in fill_down or () if name in self.names]
         self.counts: Counter[str] = Counter()  # dittos, by what was done with them
-        self.faults: list[tuple[int, str, str]] = []  # as in `Chunk`, for all rows read by `__iter__`
+        self.faults: list[tuple[int, str, str]] = []  # as in `Chunk`, of all rows read so far
 
     def records(
         self, check: Callable[[], Any] = nothing, span: int | None = None, above: Records | None = None
@@ -185,10 +186,12 @@ class Table:
         yield. above: the rows before, if they are known. Raises UserError.
         """
         self.counts.clear()
+        self.faults.clear()
         for chunk in read_chunks(self.path, self.places, *self.how, span=span):
             check()
             if above is None and len(chunk.lines):
                 above = self._above(chunk, span or 0)
+            self.faults += chunk.faults
             some = self._checked(chunk, above)
             above = some if some.texts else above
             yield some
@@ -208,7 +211,7 @@ class Table:
 
         def rows_of(path: Path, i: int) -> Iterator[Records]:
             table = copy.copy(self)
-            table.path, table.before, table.counts = path, (), Counter()
+            table.path, table.before, table.counts, table.faults = path, (), Counter(), []
             return (some for some in table.records(nothing, i, above) if some.texts)
 
         for path, i in earlier():
@@ -324,11 +327,15 @@ class Table:
         for line, _, reason in self.faults:
             raise UserError(f"{self.name}, line {line:,}: cannot be read ({reason})")
 
+    def list_faults(self, path: str, overwrite: bool) -> None:
+        """Write a table of the rows that could not be read, if there are any."""
+        if self.faults:
+            with atomic_write(path, overwrite) as file:
+                file.write(csv_text([["line", "kind", "reason"], *self.faults]))
+
     def __iter__(self) -> Iterator[Record]:
         """Yield all rows that can be read, one at a time. `faults` has the others."""
-        self.faults.clear()
         for some in self.records():
-            self.faults += some.faults
             guesses, dittos, columns = set(some.guesses), set(some.dittos), some.filled
             codes = [list(map(self.read_code, columns[place])) for place in self.codes]
             values = some.lines.tolist(), some.texts, some.languages, some.weights, some.deciders

@@ -68,9 +68,8 @@ def csv_text(rows: Iterable[Sequence]) -> bytes:
     csv.writer(out, lineterminator="\n").writerows(rows)
     if "\r" in out.getvalue():  # rare. Checking each cell takes as long as writing it
         out = io.StringIO()
-        write = row_writer(out)
         for row in rows:
-            write(row)
+            row_writer(out)(row)
     return out.getvalue().encode()
 
 

@@ -157,9 +157,7 @@ def parts_of(path: str) -> list[Part]:
 
 def files_left_out(path: str) -> str:
     """Return a note on files in a folder that are not read, or "" if there are none."""
-    walked = (
-        part_of(os.path.join(at, name), path).name for at, folders, names in os.walk(path) for name in names
-    )
+    walked = (part_of(os.path.join(at, name), path).name for at, _, names in os.walk(path) for name in names)
     others = sorted(name for name in walked if not (re.search(_HIDDEN, name) or TABLE_NAME.fullmatch(name)))
     named = f"{', '.join(others[:3])}{' …' * (len(others) > 3)}"
     return f"{path}: files not read, because of their names: {len(others):,} ({named})" if others else ""
@@ -175,11 +173,6 @@ def part_of(file: str, root: str) -> Part:
 def str_of(path: Path) -> str:
     """Return the name of a table for messages."""
     return path if isinstance(path, str) else ", ".join(map(str, path[:3])) + " …" * (len(path) > 3)
-
-
-def path_of(names: list[str]) -> Path:
-    """Return the table of several names, such as those of --input. Raises UserError."""
-    return names[0] if len(names) == 1 else [part for name in names for part in parts_of(name)]
 
 
 def files_of(path: Path) -> Sequence[Part]:

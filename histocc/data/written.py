@@ -17,6 +17,7 @@ from math import isfinite
 from typing import Any, BinaryIO
 
 from histocc.data.binary import NULL, Cell, text_of
+from histocc.data.rows import csv_text
 from histocc.formatter import PROBABILITIES
 from histocc.runtime.errors import UserError
 
@@ -71,7 +72,6 @@ def table_writer(
     name: str,
     header: list[str],
     numbers: Container[str],
-    as_csv: Callable[[list], bytes],
     types: dict[str, tuple] | None = None,
 ) -> Iterator[Callable[[list], Any]]:
     """Yield a function that writes rows, below the column names, in the format of `name`'s ending. Equal rows
@@ -85,8 +85,8 @@ def table_writer(
     if ending.startswith(".csv"):
         packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if ending == ".csv.gz" else None
         with packed or contextlib.nullcontext(file) as out:
-            out.write(as_csv([header]))
-            yield lambda rows: out.write(as_csv(rows))
+            out.write(csv_text([header]))
+            yield lambda rows: out.write(csv_text(rows))
     elif ending == ".parquet":
         import pyarrow
         from pyarrow import parquet
@@ -110,6 +110,14 @@ def table_writer(
         write = _write_xlsx if ending == ".xlsx" else functools.partial(_write_statistics, kept=kept)
         with write(file, name, header, are_numbers) as write_rows:
             yield write_rows
+
+
+def write_rows_of(source: str, rows: list, write: Callable[[list], Any]) -> None:
+    """Write rows of the table `source`. Raises UserError with its name if a cell does not fit the format."""
+    try:
+        write(rows)
+    except ValueError as error:
+        raise UserError(f"{source}: {error}; an output named .csv keeps such cells") from None
 
 
 def _value(cell: str, is_number: bool) -> Any:

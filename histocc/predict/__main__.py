@@ -26,7 +26,7 @@ from collections import Counter
 from typing import Any
 
 from histocc.data.config import column_flags
-from histocc.data.tables import Path, column_problems, files_left_out, parts_of, path_of, table_format
+from histocc.data.tables import Path, column_problems, files_left_out, parts_of, table_format
 from histocc.predict import parts
 from histocc.predict.coder import training_examples
 from histocc.predict.coding import INPUT, PIECES, SETTINGS_FILE, Coding, Counts
@@ -176,7 +176,8 @@ def run(args: PredictConfig, world: World) -> None:
         else:
             names = ["/dev/stdin" if name == STANDARD else name for name in args.input or ()]
             args = args.with_decided(input=names)
-            coding, counts = code_table(args, path_of(names) if names else "", world)
+            path = names[0] if len(names) == 1 else [part for name in names for part in parts_of(name)]
+            coding, counts = code_table(args, path, world)
             for line in coding.end_lines(*counts):
                 world.print(line)
         if to_standard:

@@ -16,9 +16,9 @@ from histocc.data.binary import SHEET_ROWS
 from histocc.data.config import column_flags, text_columns, text_flags
 from histocc.data.descriptions import read_descriptions
 from histocc.data.records import DECIDED, Records, Table
-from histocc.data.rows import MOST_LEN, code_of_cell, csv_text, language_name
+from histocc.data.rows import MOST_LEN, code_of_cell, language_name
 from histocc.data.tables import TABLE_NAME, Path, column_problems, files_of, table_format, unique_names
-from histocc.data.written import check_names, ending_of, table_writer
+from histocc.data.written import check_names, ending_of, table_writer, write_rows_of
 from histocc.figure import NOT_EVALUATED, Figure, percent
 from histocc.formatter import ANSWER, BESIDE_CODES, NUMBERS, OF_LEVEL, coded_columns, hisco_classes, hisco_key
 from histocc.predict.coder import KNOWN, SIMILAR_TEXTS, Coded, Coder
@@ -449,7 +449,7 @@ class Coding:
             before = before[: len(before) - len(files_of(self.path)[0].keys)]
         changed = UserError(f"{args.named} changed while it was being coded; start over with --overwrite")
         answers, most = self.read_pieces()
-        total, unknown, sums, faults = Counter(), Counter(), {"conf": 0.0, "level_conf": 0.0}, []
+        total, unknown, sums = Counter(), Counter(), {"conf": 0.0, "level_conf": 0.0}
         read = (place for place, name in enumerate(before) if name in (*self.input_cols, DECIDED))
         usual = 1 + max(read) if args.columns == "beside" else len(before)
         self.columns, place = self.added_columns(most), min(self.old.values(), default=usual)
@@ -461,10 +461,9 @@ class Coding:
         types = self.format.types_but(self.columns)
         with (
             files.atomic_write(os.path.realpath(args.output), args.overwrite) as file,
-            table_writer(file, args.output, header, numbers, csv_text, types) as write,
+            table_writer(file, args.output, header, numbers, types) as write,
         ):
             for some, stays in self.chunks():
-                faults += some.faults
                 total["broken"] += len(some.noted["letters_broken"])
                 rows, languages, left = [], some.languages, set(some.left)
                 for i, (row, filled) in enumerate(zip(zip(*some.columns), zip(*some.filled))):
@@ -490,18 +489,13 @@ class Coding:
                     total["review"] += cells[review] == "1"
                     rows.append([*row[:place], *cells, *(row[i] for i in behind)])
                 total["rows"] += len(rows)
-                try:
-                    write(rows)
-                except ValueError as error:
-                    raise UserError(f"{args.named}: {error}; an output named .csv keeps such cells") from None
+                write_rows_of(args.named, rows, write)
             if self.fingerprint() != self.settings["input"]:
                 raise changed
-            if faults:
-                with files.atomic_write(os.path.realpath(rejected), args.overwrite) as listed:
-                    listed.write(csv_text([["line", "kind", "reason"], *faults]))
-        if args.overwrite and not faults and os.path.isfile(rejected):
+            self.table.list_faults(os.path.realpath(rejected), args.overwrite)
+        total["faults"] = len(self.table.faults)
+        if args.overwrite and not total["faults"] and os.path.isfile(rejected):
             os.remove(rejected)  # the list belongs to the previous output
-        total["faults"] = len(faults)
         # the settings last: they mark the others as ours
         files.remove_files(self.folder, rf"{PIECES}|{INPUT}|{SETTINGS_FILE}")
         return total, unknown, sums

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from histocc.data.binary import RANGE
-from histocc.data.rows import csv_text
 from histocc.data.tables import TABLE_NAME, Path, part_of, parts_of, read_chunks, str_of, table_format
 from histocc.data.written import ENDINGS, missing_package, table_writer
 from histocc.formatter import NUMBERS, coded_columns
@@ -199,7 +198,7 @@ def join(args: PredictConfig) -> str:
     types = table.types_but({table.names[i] for i in written})
     with (
         files.atomic_write(os.path.realpath(output), args.overwrite) as file,
-        table_writer(file, output, header, are_numbers, csv_text, types) as write,
+        table_writer(file, output, header, are_numbers, types) as write,
     ):
         for chunk in read_chunks(parts, kept):
             write(list(zip(*chunk.columns)))

@@ -36,7 +36,7 @@ from histocc.data.descriptions import TitleFlags, read_descriptions
 from histocc.data.records import DECIDED, GUESS, Record, is_name, nothing
 from histocc.data.rows import code_of_cell, csv_text, escape_formula, read_key
 from histocc.data.tables import TABLE_NAME, column_problems, read_chunks, table_format
-from histocc.data.written import ENDINGS, ending_of, missing_package, table_writer
+from histocc.data.written import ENDINGS, ending_of, missing_package, table_writer, write_rows_of
 from histocc.figure import is_right, percent, wilson
 from histocc.formatter import CLASSES, cut, hisco_classes, hisco_key, levels_of
 from histocc.review import serve
@@ -98,6 +98,7 @@ NEEDED = {
     "to": "--to CODED.csv, the table that the sheets are about",
     "output": "--output, the file to write",
 }
+Answer = tuple[list[str], str, str]  # codes, conf, who has decided
 Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port from 1 to 64999")]
 
 
@@ -294,7 +295,7 @@ def make_sheet(args: ReviewConfig, coded: CodedFile) -> None:
     header, *lines = sheet_rows(chosen, titles_of_codes(args, coded, codes), drawn)
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
         file.write(codecs.BOM_UTF8 * (ending_of(args.output) == ".csv"))  # Excel needs it
-        with table_writer(file, args.output, header, {"rows"}, csv_text) as write:
+        with table_writer(file, args.output, header, {"rows"}) as write:
             write(lines)
     rows, doubt = sum(text.rows for text in chosen), sum(text.doubt for text in chosen)
     total = sum(text.doubt for text in texts)
@@ -325,7 +326,6 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
     header = [coded.header[place] for place in kept]
     if args.training_data:
         training_rows(args.training_data, coded, decided)  # refuses files that cannot be extended
-    unsure = {pair for pair, made in sheets.by_text.items() if made.unsure}
     counts: dict[str, float] = dict.fromkeys(("rows", "changed", "filled", "empty"), 0)
 
     def final_row(record: Record) -> list[str]:
@@ -344,61 +344,54 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
             for place, code in zip(coded.classes["title"], before):
                 row[place] = row[place] or hisco_classes()["title"].get(code, "")
             return row
-        codes, conf, row[coded.decided] = answers.get(text) or guessed.get(text, ([], "", ""))
-        for places, of_code in beside:
-            values = codes if of_code is None else [of_code.get(code, "") for code in codes]
-            for place, value in zip(places, [*values, *[""] * len(places)]):
-                row[place] = value
-        for place in (*coded.probs, *coded.beside):
-            row[place] = ""
-        if coded.conf is not None:
-            row[coded.conf] = conf
-        if coded.review is not None:
-            row[coded.review] = str(int(text in unsure or conf != "" and float(conf) < LEAST_SURE))
-        return row
+        made, answer = sheets.by_text.get(text), answers.get(text) or guessed.get(text, ([], "", ""))
+        return answered(row, coded, beside, answer, bool(made and made.unsure))
 
     with (
         atomic_write(os.path.realpath(args.output), args.overwrite) as file,
-        table_writer(file, args.output, header, coded.numbers, csv_text, coded.types) as write,
+        table_writer(file, args.output, header, coded.numbers, coded.types) as write,
     ):
         rows = ([row[place] for place in kept] for row in map(final_row, coded.table))
         while piece := list(islice(rows, CHUNK)):
-            try:
-                write(piece)
-            except ValueError as error:
-                raise UserError(f"{coded.path}: {error}; an output named .csv keeps such cells") from None
-        if faults := coded.table.faults:
-            rejected = os.path.realpath(args.output) + ".rejected.csv"
-            with atomic_write(rejected, args.overwrite) as listed:
-                listed.write(csv_text([["line", "kind", "reason"], *faults]))
-    if args.training_data:
-        with file_lock(path := os.path.realpath(args.training_data)):
-            remove_leftovers(path)
-            added, table = training_rows(args.training_data, coded, decided)  # others may have added rows
-            if table:
-                with atomic_write(path) as file:
-                    file.write(table)
-    skipped = len(sheets.by_text) - len(decided)
+            write_rows_of(coded.path, piece, write)
+        coded.table.list_faults(os.path.realpath(args.output) + ".rejected.csv", args.overwrite)
+    added = [add_training_rows(args.training_data, coded, decided)] if args.training_data else []
     said = [f"{args.output}: {counts['rows']:,.0f} of {counted(coded.rows, 'row')} decided"]
     said += [f"{counts['changed']:,.0f} of these with other codes"] * coded.is_coded
     said += [f"{counts['filled']:,.0f} guessed ({DECIDED}: {GUESS})"] * args.fill
     said += [f"{counts['empty']:,.0f} without a text"] * (counts["empty"] > 0)
-    texts = f"{counted(len(answers), 'text')} decided, {skipped:,} skipped"
+    texts = f"{counted(len(answers), 'text')} decided, {len(sheets.by_text) - len(decided):,} skipped"
     texts += f", {sheets.undecided:,} without a decision" * (sheets.undecided > 0)
     print(f"{', '.join(said)}; {texts}")
     for note in (*sheets.notes, *sheets.unused):
         print(f"Note: {note}")
-    if args.training_data:
-        print(added)
-    if faults:
+    for line in added:
+        print(line)
+    if faults := coded.table.faults:
         what = f"rows of {coded.path} that could not be read and are not in the output: {len(faults):,}"
         raise TrainingError(f"{what}; {args.output}.rejected.csv lists them by line")
 
 
-def learned_codes(
-    args: ReviewConfig, coded: CodedFile, sheets: Sheets
-) -> dict[Pair, tuple[list[str], str, str]]:
-    """Return (codes, conf, GUESS) of each undecided text with a guess."""
+def answered(
+    row: list[str], coded: CodedFile, beside: list[tuple[list[int], Any]], answer: Answer, is_unsure: bool
+) -> list[str]:
+    """Return a row with an answer in its columns. beside: places, and the word of each code, None: itself."""
+    codes, conf, row[coded.decided] = answer
+    for places, of_code in beside:
+        values = codes if of_code is None else [of_code.get(code, "") for code in codes]
+        for place, value in zip(places, [*values, *[""] * len(places)]):
+            row[place] = value
+    for place in (*coded.probs, *coded.beside):
+        row[place] = ""
+    if coded.conf is not None:
+        row[coded.conf] = conf
+    if coded.review is not None:
+        row[coded.review] = str(int(is_unsure or conf != "" and float(conf) < LEAST_SURE))
+    return row
+
+
+def learned_codes(args: ReviewConfig, coded: CodedFile, sheets: Sheets) -> dict[Pair, Answer]:
+    """Return the guess for each undecided text that has one."""
     from histocc.review.learn import Learner  # loads torch, which takes seconds
 
     take_guesses(coded, args.guesses)
@@ -444,6 +437,17 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Pair, list[str]]) -
     there = sum(map(bool, decided.values())) - len(rows)
     kept = f"; already there: {counted(there, 'text')}, whose codes stay" if there else ""
     return f"{path}: {counted(len(rows), 'row')} added{kept}", table
+
+
+def add_training_rows(path: str, coded: CodedFile, decided: dict[Pair, list[str]]) -> str:
+    """Add `training_rows` to a table, to which others may add rows, and return a line for the user."""
+    with file_lock(real := os.path.realpath(path)):
+        remove_leftovers(real)
+        added, table = training_rows(path, coded, decided)
+        if table:
+            with atomic_write(real) as file:
+                file.write(table)
+    return added
 
 
 def report_accuracy(args: ReviewConfig, coded: CodedFile) -> None:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from histocc.data.rows import csv_text
 from histocc.data.written import missing_package, table_writer
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag
@@ -86,7 +85,7 @@ def write_table(path: str, lines: list[tuple[str, ...]], overwrite: bool) -> Non
     header, numbers = list(lines[0]), {"id", "year"}
     with (
         files.atomic_write(os.path.realpath(path), overwrite) as file,
-        table_writer(file, path, header, numbers, csv_text) as write_rows,
+        table_writer(file, path, header, numbers) as write_rows,
     ):
         write_rows(lines[1:])
 
