@@ -410,8 +410,9 @@ def training_rows(path: str, coded: CodedFile, decided: dict[Pair, list[str]]) -
     """Return (a line for the user, the table with a new row for each decided text that it lacks, or b"" if it
     lacks none). The table need not exist. Raises UserError if it has other columns.
     """
-    width, language = len(coded.input_cols), [] if coded.language is None else [coded.language]
-    texts = [coded.table.names[place] for place in [*coded.input_cols, *language]]
+    own = coded.table
+    width, language = len(own.texts), [] if own.languages is None else [own.languages]
+    texts = [own.names[place] for place in [*own.texts, *language]]
     header, content, known = [*texts, *(coded.header[place] for place in coded.codes)], b"", set()
     if os.path.exists(path):
         names, *form = table_format(path)[:3]

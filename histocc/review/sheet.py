@@ -104,49 +104,14 @@ class CodedFile:
         key: list[str] | None = None,
     ):
         wanted, weight_column = [*input_cols, *filter(None, [language_column])], asked and asked.weight_col
-        show, filled = (asked.show or [], CONFIDENCE * asked.fill) if asked else ([], ())
-        given, classes = (asked.target_cols or [], asked.classes or []) if asked else ([], [])
+        lists = (getattr(asked, name, None) or [] for name in ("show", "fill_down", "target_cols"))
+        show, fill_down, given = lists
         reading: tuple[Any, ...] = asked.how(wanted) if asked else (None, None, False, None, wanted)
         self.path, self.key, header = path, key or [], table_format(path, *reading).names
-        by_name = unique_names(header)
         language = (asked and asked.language) or ""
         language_column = column_of_languages(language, language_column, input_cols, header)
         wanted[len(input_cols) :] = filter(None, [language_column])
-        missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
-        first = header.index("prob_1") - 1 if not missing else -1
-        if first > 0 and header[first] == "title_1" and header[first - 1].endswith("_1"):
-            first -= 1
-        self.is_coded = first >= 0 and header[first].endswith("_1")
-        written: list[str] = []  # code columns of another table
-        if self.is_coded:
-            self.system = header[first].removesuffix("_1")
-            # predict's columns are adjacent. Columns of the same names elsewhere are the user's
-            places = {header[i]: i for i in coded_columns(header, first)}
-            new = [] if DECIDED in header[first:] else [DECIDED]
-        elif system is None:
-            lacks = (missing or ["of codes before prob_1"])[0]
-            raise UserError(
-                f"{path}: was not coded by histocc predict: it has no column {lacks!r}, only"
-                f" {', '.join(header)}. To review it anyway, add --key hisco, or --key KEY.csv"
-            )
-        else:
-            self.system, first = system, 0
-            written = [f"{system}_{i}" for i in range(1, OFFERED + 1)]
-            written = [*given, *written[len(given) :]]
-            before = header[: header.index(written[0])] if written[0] in header else header
-            has_titles = system == "hisco" and "title_1" not in before  # an earlier one is the user's
-            beside = [*["title"] * has_titles, *classes]
-            names = [
-                each for i, code in enumerate(written, 1) for each in (code, *(f"{x}_{i}" for x in beside))
-            ]
-            names += [*filled, DECIDED]
-            filling = filled or CONFIDENCE * bool(asked and asked.action == "serve")
-            if own := [name for name in filling if name in before]:  # not from an earlier --fill
-                what = f"guesses fill columns {', '.join(own)} of the coded table (--fill)"
-                raise UserError(f"{path}: {what}: rename yours")
-            new = [name for name in names if name not in by_name]
-            places = {name: [*by_name, *new].index(name) for name in names}
-        fill_down = (asked and asked.fill_down) or []
+        first, places, new, written = self._columns(header, asked, system, given)
         columns = list(dict.fromkeys([*wanted, *filter(None, [weight_column]), *show, *fill_down, *given]))
         raise_if_any(column_problems(path, header, columns, column_flags(asked) if asked else None))
         if both := [name for name in input_cols if name in places]:
@@ -154,12 +119,69 @@ class CodedFile:
             raise UserError(f"{path}: {what}: choose another column, or rename it")
         self.header, self.formatter = header + new, formatter_of(self.system)
         self.added = [MODEL if name == DECIDED and self.is_coded else "" for name in new]
-        self.input_cols = list(map(by_name.index, input_cols))
         self.decided = self.header.index(DECIDED, first)
-        self.language = by_name.index(language_column) if language_column else None
-        self.show = list(map(by_name.index, show))
         self.known: dict[Pair, CodedText] = {}
         self.are_decided = bool(given)
+        self.table = Table(
+            *(path, reading, input_cols, (), None),
+            language=language,
+            language_col=language_column,
+            weight_col=weight_column,
+            ditto=asked and asked.ditto,
+            fill_down=fill_down,
+        )
+        self.show = list(map(self.table.names.index, show))
+        self._find_places(places, written)
+        self.table.codes = [place for place in self.codes if place < len(header)]
+        if DECIDED in new:  # such a column is the user's
+            self.table.decided = None
+        if not self.is_coded:
+            self.table.read_code = functools.partial(code_of_cell, formatter=self.formatter, key={*self.key})
+        self.types = self.table.format.types_but(places)
+        self._read_texts(places.get("conf_fitted"))
+        if asked is None:
+            self.table.raise_faults()
+
+    def _columns(
+        self, header: list[str], asked: Any, system: str | None, given: list[str]
+    ) -> tuple[int, dict[str, int], list[str], list[str]]:
+        """Return (place of the first column of codes, places of all columns of answers by name, names of the
+        new ones, code columns of a table without a model's answers). given: target_cols. Raises UserError.
+        """
+        missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
+        first = header.index("prob_1") - 1 if not missing else -1
+        if first > 0 and header[first] == "title_1" and header[first - 1].endswith("_1"):
+            first -= 1
+        self.is_coded = first >= 0 and header[first].endswith("_1")
+        if self.is_coded:
+            self.system = header[first].removesuffix("_1")
+            # predict's columns are adjacent. Columns of the same names elsewhere are the user's
+            places = {header[i]: i for i in coded_columns(header, first)}
+            return first, places, [] if DECIDED in header[first:] else [DECIDED], []
+        if system is None:
+            lacks = (missing or ["of codes before prob_1"])[0]
+            raise UserError(
+                f"{self.path}: was not coded by histocc predict: it has no column {lacks!r}, only"
+                f" {', '.join(header)}. To review it anyway, add --key hisco, or --key KEY.csv"
+            )
+        self.system, written = system, [f"{system}_{i}" for i in range(1, OFFERED + 1)]
+        written = [*given, *written[len(given) :]]
+        before = header[: header.index(written[0])] if written[0] in header else header
+        has_titles = system == "hisco" and "title_1" not in before  # an earlier one is the user's
+        beside = [*["title"] * has_titles, *(getattr(asked, "classes", None) or [])]
+        names = [each for i, code in enumerate(written, 1) for each in (code, *(f"{x}_{i}" for x in beside))]
+        filled = CONFIDENCE * bool(asked and asked.fill)
+        names += [*filled, DECIDED]
+        filling = filled or CONFIDENCE * bool(asked and asked.action == "serve")
+        if own := [name for name in filling if name in before]:  # not from an earlier --fill
+            what = f"guesses fill columns {', '.join(own)} of the coded table (--fill)"
+            raise UserError(f"{self.path}: {what}: rename yours")
+        by_name = unique_names(header)
+        new = [name for name in names if name not in by_name]
+        return 0, {name: [*by_name, *new].index(name) for name in names}, new, written
+
+    def _find_places(self, places: dict[str, int], written: list[str]) -> None:
+        """Find the columns of each kind in what `_columns` returns."""
 
         def numbered(*names: str) -> list[tuple[int, ...]]:
             """Return the places of name_1, name_2 … up to the last number that all names have."""
@@ -169,19 +191,6 @@ class CodedFile:
         # a code column written by a model is followed by its probability
         of_codes = numbered(self.system, "prob") if self.is_coded else [(places[name],) for name in written]
         self.codes = [each[0] for each in of_codes]
-        self.table = Table(
-            *(path, reading, input_cols, (), None),
-            language=language,
-            language_col=language_column,
-            weight_col=weight_column,
-            ditto=asked and asked.ditto,
-            fill_down=fill_down,
-        )
-        self.table.codes = [place for place in self.codes if place < len(header)]
-        if DECIDED in new:  # such a column is the user's
-            self.table.decided = None
-        if not self.is_coded:
-            self.table.read_code = functools.partial(code_of_cell, formatter=self.formatter, key={*self.key})
         self.probs = [each[-1] for each in of_codes if self.is_coded]
         beside = [*OF_LEVEL] if {*OF_LEVEL} <= {*places} else []
         if "draw_1" in places:
@@ -194,10 +203,6 @@ class CodedFile:
         self.choice_words = numbered("choice", "choice_desc")
         self.conf, self.review = places.get("conf"), places.get("needs_review")
         self.numbers = {*filter(re.compile(NUMBERS).fullmatch, places)}  # if the table has numbers
-        self.types = self.table.format.types_but(places)
-        self._read_texts(places.get("conf_fitted"))
-        if asked is None:
-            self.table.raise_faults()
 
     def _read_texts(self, fitted: int | None) -> None:
         """Read the texts of all rows. fitted: place of conf_fitted, or None. Raises UserError."""
