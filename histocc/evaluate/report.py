@@ -40,6 +40,7 @@ MAX_CONFUSIONS, MAX_EXAMPLES = 20, 3
 MAX_COSTLY = 8  # lines of a table of codes or confusions
 NO_CODE = "(no code)"
 Groups = dict[str, tuple[np.ndarray, Sequence]]  # name → (the number of each row's group, the labels)
+Cuts = tuple[str | None, list[int]]  # levels, as `levels_of` returns them
 
 METHOD = """\
 ## How it is counted
@@ -74,17 +75,22 @@ def ratios(sums: np.ndarray) -> list[float]:
     return [part / of if of else 0.0 for part, of in pairs]
 
 
-def measured(columns: np.ndarray, text: np.ndarray) -> dict:
+def measured(
+    columns: np.ndarray, text: np.ndarray, seen: np.ndarray | None = None, conf: np.ndarray | None = None
+) -> dict:
     """Return accuracy, precision, recall and F1 over rows and over distinct texts. The accuracy over texts
     has the 95 % interval of a share of independent texts, as in the figure of the model.
 
     Args:
         columns: PAIR_COUNTS of each row, float64 [N, 5]. Rows of zeros take no part.
         text: number of each row's text, int64 [N], from 0. Each text weighs 1, which its rows share.
+        seen: whether the model was trained on the row's text, bool [N], if that is known.
+        conf: the confidence of each row's answer, float64 [N], if there is one.
 
     Returns:
-        {"rows", "texts", "over_texts", "over_rows"}, the last two {measure: value}. The accuracy over texts
-        is [value, low, high].
+        {"texts_trained_on", "rows", "texts", "over_texts", "over_rows"}, the last two {measure: value}. The
+        accuracy over texts is [value, low, high]. With conf also "expected", the share of texts expected to
+        be right, and "expected_calibration_error".
     """
     sums = np.stack([np.bincount(text, weights=column) for column in columns.T], axis=1)
     sums = sums[sums[:, 0] > 0]  # [T, 5]
@@ -92,8 +98,14 @@ def measured(columns: np.ndarray, text: np.ndarray) -> dict:
         dict[str, Any](zip(SET_MEASURES, ratios(each.sum(0)))) for each in (sums / sums[:, :1], sums)
     )
     over_texts["accuracy"] = [share := over_texts["accuracy"], *wilson(share, len(sums))]
-    counts = {"rows": int(sums[:, 0].sum()), "texts": len(sums)}
-    return counts | {"over_texts": over_texts, "over_rows": over_rows}
+    learned = None if seen is None else len(np.unique(text[(columns[:, 0] > 0) & seen]))
+    found = {"texts_trained_on": learned, "rows": int(sums[:, 0].sum()), "texts": len(sums)}
+    found |= {"over_texts": over_texts, "over_rows": over_rows}
+    if conf is not None:
+        each = columns[:, 0] / np.maximum(np.bincount(text, columns[:, 0]), 1)[text]
+        found["expected"] = float(each @ conf / each.sum())
+        found["expected_calibration_error"] = calibration_error(conf, columns[:, 1], each)
+    return found
 
 
 def macro_f1(kinds: list[np.ndarray], codes: int, weight: np.ndarray) -> float:
@@ -233,6 +245,33 @@ def confusions(
     ]
 
 
+def figures_of_levels(
+    coder: Coder, names: list[str], pairs: tuple, levels: Cuts, conf: dict[str, np.ndarray], **how: Any
+) -> tuple[list[dict], dict[str, dict]]:
+    """Return the figures at each number of digits (or parts), and those by class of HISCO codes. names: the
+    codes of `pairs`, which `kinds_of` takes. conf: each row's confidence, by level. how: as in `measured`.
+    """
+
+    def at_level(level: str, of_codes: list[str]) -> dict:
+        """Return the figures of a level, at which codes of the same group count as one, or {} if no row has
+        groups for its true and answered codes. of_codes: the group of each code, or "".
+        """
+        found, number = np.unique(of_codes, return_inverse=True)
+        columns = row_counts(len(how["text"]), kinds_of(*((row, number[code]) for row, code in pairs)))
+        for row, code in pairs if found[0] == "" else ():
+            columns[row[number[code] == 0]] = 0
+        return measured(columns, conf=conf.get(level), **how) if columns.any() else {}
+
+    separator, sizes = levels
+    by_digits = [
+        {"digits": each, **at_level(str(each), [cut(code, each, separator) for code in names])}
+        for each in sizes
+    ]
+    classes = CLASSES if coder.formatter.kind == "hisco" else ()
+    by_class = {name: at_level(name, [coder.levels.group(code, name) for code in names]) for name in classes}
+    return by_digits, {name: each for name, each in by_class.items() if each}
+
+
 def decoder_report(
     coder: Coder,
     coded: list[Coded],
@@ -240,87 +279,54 @@ def decoder_report(
     data: PreparedData,
     rows: SomeRows,
     groups: Groups,
-    levels: tuple[str | None, list[int]],
+    levels: Cuts,
     titles: dict[str, str],
 ) -> dict:
     """Return the figures of one decoder.
 
     Args:
         coded: its answers to distinct texts. of_row: the text of each row, int64 [N].
-        groups: groups that get an accuracy each. levels: as `levels_of` returns them.
-        titles: titles of codes.
+        groups: groups that get an accuracy each.
     """
-    n = len(rows)
-    numbers = {code: i for i, code in enumerate(data.codes)}  # other codes follow those of the key
     answers = [coded[text].codes for text in of_row.tolist()]
+    numbers = {code: i for i, code in enumerate(data.codes)}  # other codes follow those of the key
     answered = [numbers.setdefault(code, len(numbers)) for codes in answers for code in codes]
-    pred = np.repeat(np.arange(n), list(map(len, answers))), np.array(answered, dtype=np.int64)
-    names = list(numbers)
+    pred = np.repeat(np.arange(len(rows)), list(map(len, answers))), np.array(answered, dtype=np.int64)
     true = np.nonzero(rows.codes >= 0)
-    true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
+    pairs = pred, (true[0], np.asarray(rows.codes)[true].astype(np.int64))
     _, text, times = np.unique(rows.text_hash, return_inverse=True, return_counts=True)
-    weight, separator = 1 / times[text], levels[0]
+    weight = 1 / times[text]
     conf = np.array([one.conf or 0.0 for one in coded], dtype=np.float64)[of_row]
     of_levels = {str(levels[1][-1]): conf}  # confidence of each row's answer at a level, where it is fitted
-    if any(one.levels for one in coded) and separator == coder.levels.separator:
+    if any(one.levels for one in coded) and levels[0] == coder.levels.separator:
         of_coded = np.array([one.levels or [0.0] * len(coder.fitted_levels) for one in coded])
         of_levels |= zip(coder.fitted_levels, of_coded[of_row].T)
-
-    def figures(columns: np.ndarray, conf: np.ndarray | None = conf) -> dict:
-        """Return `measured` figures, with the number of their texts that the model was trained on, if known,
-        and the share of texts expected to be right according to their confidence, if there is one.
-        """
-        seen = columns[:, 0] * (groups["training"][0] == 0) > 0 if "training" in groups else None
-        found: dict[str, Any] = {"texts_trained_on": None if seen is None else len(np.unique(text[seen]))}
-        found |= measured(columns, text)
-        if conf is not None:
-            each = columns[:, 0] / np.maximum(np.bincount(text, columns[:, 0]), 1)[text]
-            found["expected"] = float(each @ conf / each.sum())
-            found["expected_calibration_error"] = calibration_error(conf, columns[:, 1], each)
-        return found
-
-    def at_level(level: str, of_codes: list[str]) -> dict:
-        """Return the figures of a level, at which codes of the same group count as one, or {} if no row has
-        groups for its true and answered codes. of_codes: the group of each code, or "".
-        """
-        found, number = np.unique(of_codes, return_inverse=True)
-        columns = row_counts(n, kinds_of(*((row, number[code]) for row, code in (pred, true))))
-        for row, code in (pred, true) if found[0] == "" else ():
-            columns[row[number[code] == 0]] = 0
-        return figures(columns, of_levels.get(level)) if columns.any() else {}
-
-    kinds = kinds_of(pred, true)
-    columns = row_counts(n, kinds)
+    how = {"text": text, "seen": groups["training"][0] == 0 if "training" in groups else None}
+    kinds = kinds_of(*pairs)
+    columns = row_counts(len(rows), kinds)
     right = columns[:, 1] > 0
-    by_digits = [
-        {"digits": each, **at_level(str(each), [cut(code, each, separator) for code in names])}
-        for each in levels[1]
-    ]
-    by_digits[-1]["over_texts"]["macro_f1"] = macro_f1(kinds, len(names), weight)
-    by_class, hiscam = {}, {}
+    by_digits, by_class = figures_of_levels(coder, [*numbers], pairs, levels, of_levels, **how)
+    by_digits[-1]["over_texts"]["macro_f1"] = macro_f1(kinds, len(numbers), weight)
+    hiscam = {}
     if coder.formatter.kind == "hisco":
-        classes = {x: at_level(x, [coder.levels.group(code, x) for code in names]) for x in CLASSES}
-        by_class = {name: each for name, each in classes.items() if each}
         first = [data.codes[i] for i in rows.codes[:, 0].tolist()]
         # codes of a row have no order: equal sets of codes have equal classes
         given = [one if same else (*codes, "")[0] for one, codes, same in zip(first, answers, right)]
         hiscam = hiscam_errors(first, given)
     outside = data.report["rows_outside_key"][rows.rows.part]  # more rows of this part
-    by_group = {
-        f"by_{name}": {
-            str(labels[i]): figures(columns * (of_group == i)[:, None]) for i in np.unique(of_group)
-        }
-        for name, (of_group, labels) in groups.items()
-    }
+    by_group: dict[str, dict] = {}
+    for name, (of_group, labels) in groups.items():
+        parts = {str(labels[i]): (of_group == i)[:, None] for i in np.unique(of_group)}
+        by_group[f"by_{name}"] = {x: measured(columns * part, conf=conf, **how) for x, part in parts.items()}
     return {
         "right_rows": int(right.sum()),
         "accuracy": float(right.mean()),
-        "accuracy_with_rows_outside_key": float(right.sum() / (n + outside)),
+        "accuracy_with_rows_outside_key": float(right.sum() / (len(rows) + outside)),
         **by_group,
         "by_digits": by_digits,
         "by_class": by_class,
         "hiscam": hiscam,
-        "by_code": figures_of_codes(kinds, names, titles),
+        "by_code": figures_of_codes(kinds, [*numbers], titles),
         "automatic": automatic(conf, right, weight),
         "calibration": calibration(conf, right, weight),
         "coverage": curve(conf, right, weight),
