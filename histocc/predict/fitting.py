@@ -134,6 +134,26 @@ def fit_maps(fitted: Confidence, judged: Judged) -> list[str]:
     return errors
 
 
+def too_few(texts: int, state: dict) -> str:
+    """Return the message that these are too few texts to fit the confidence of a model on."""
+    kept = "the earlier fit stays" if Confidence.of(state).maps else "probabilities are not corrected"
+    return (
+        f"Confidence is not fitted: it takes {MIN_TEXTS} distinct texts with an answer that the model was"
+        f" not trained on, and has {texts:,}. Give it more rows, or train with a larger"
+        f" --share-val; {kept}"
+    )
+
+
+def of_all_ranks(shares: list[dict[str, list]]) -> Judged:
+    """Return the answers to the rows that the ranks have shared, with their numbers among all rows."""
+    judged: Judged = {}
+    for rank, share in enumerate(shares):
+        for decoder, of_decoder in share.items():
+            whole = ((*answer, rank + len(shares) * number) for *answer, number in of_decoder)
+            judged.setdefault(decoder, []).extend(whole)
+    return judged
+
+
 def fit_confidence(
     name: str,
     loaded: models.Loaded,
@@ -146,21 +166,14 @@ def fit_confidence(
     precision: Precision,
 ) -> dict | None:
     """Measure the figure of a model on its device and fit the confidence of its decoders, on the rows
-    `usable` (bool [N]) of `data`, whose codes are the model's (`rows_to_judge`). name: the model's name in
-    messages. All ranks. Returns the entries of a checkpoint on rank 0, {} on the others. With fewer than
-    MIN_TEXTS distinct texts they lack confidence, without any all ranks get None. Raises Stopped on all
-    ranks if the run was asked to stop.
+    `usable` (bool [N]) of `data`, whose codes are the model's (`rows_to_judge`). name: for messages. All
+    ranks. Returns the entries of a checkpoint on rank 0, {} on the others. With fewer than MIN_TEXTS distinct
+    texts they lack confidence, without any all ranks get None. Raises Stopped on all ranks if asked to stop.
     """
     index = rows_to_judge(rows, usable)
     texts = len(np.unique(rows.text_hash[index]))
     if texts < MIN_TEXTS and name != checkpoint.BEST:  # BEST comes after the run's other checkpoint
-        has_one = Confidence.of(loaded[2]).maps
-        kept = "the earlier fit stays" if has_one else "probabilities are not corrected"
-        world.print(
-            f"Confidence is not fitted: it takes {MIN_TEXTS} distinct texts with an answer that the model was"
-            f" not trained on, and has {texts:,}. Give it more rows, or train with a larger"
-            f" --share-val; {kept}"
-        )
+        world.print(too_few(texts, loaded[2]))
     if not texts:
         return None
     found, known, check = None, 0.0, world.give_up_if_asked
@@ -176,11 +189,7 @@ def fit_confidence(
     shares = world.gather(found, main_alone=True)
     if not shares:
         return {}
-    judged: Judged = {}
-    for rank, share in enumerate(shares):
-        for decoder, of_decoder in share.items():
-            whole = ((*answer, rank + world.size * number) for *answer, number in of_decoder)
-            judged.setdefault(decoder, []).extend(whole)
+    judged = of_all_ranks(shares)
     most = Thresholds.of(loaded[2]).at_most
     fitted, sets = Confidence(texts, {}, {}, {}, known=known, several=most != 1), {}
     for decoder in (name for name in MEASURED if name in judged):
