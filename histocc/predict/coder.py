@@ -411,9 +411,9 @@ class Coder:
         ngrams = self.model.ngrams
         return ids.new_ones(len(ids), dtype=torch.bool) if ngrams is None else ngrams.know(ids)
 
-    def known_ngrams(self, texts: list[str], languages: list[str], cleaned: bool = False) -> float:
-        """Return the mean share of the texts' n-grams that the model knows (`Ngrams.known_share`), 0 without
-        n-grams or without texts.
+    def known_ngrams(self, texts: list[str], languages: list[str]) -> float:
+        """Return the mean share of the n-grams of cleaned texts that the model knows (`Ngrams.known_share`).
+        It is 0 without n-grams or without texts.
         """
         ngrams = self.model.ngrams
         if ngrams is None:
@@ -422,7 +422,7 @@ class Coder:
         def batch(ids: Tensor, *_) -> list[float]:
             return ngrams.known_share(ids).tolist()
 
-        shares = self.map_texts(texts, languages, batch, None, cleaned)
+        shares = self.map_texts(texts, languages, batch, None, cleaned=True)
         return float(np.mean([share for share in shares if share is not None] or [0.0]))
 
     def _linear_logits(self, ids: Tensor, mask: Tensor, answers: Tensor | None) -> Tensor:

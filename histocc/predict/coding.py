@@ -527,7 +527,7 @@ class Coding:
             yield f"texts longer than {read}, which will be cut: {cut:,} ({remedy})"
         usual = self.coder.confidence.known
         some = texts[:: max(1, len(texts) // COMPARED)]
-        known = self.coder.known_ngrams(*map(list, zip(*some)), cleaned=True) if some and usual else 1.0
+        known = self.coder.known_ngrams(*map(list, zip(*some))) if some and usual else 1.0
         if 1 - known > MANY * (1 - usual):
             what = (
                 f"these texts are unlike those on which the confidence was fitted: the model knows"

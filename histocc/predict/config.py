@@ -38,8 +38,6 @@ Threshold = Annotated[
     tuple[str | None, float],
     number(language_and_threshold, lambda pair: 0 <= pair[1] <= 1, "a number between 0 and 1, or LANG=P"),
 ]
-
-
 DrawCount = Annotated[int, number(int, lambda value: 2 <= value <= 100, "a whole number from 2 to 100")]
 
 

@@ -65,13 +65,7 @@ def judged_answers(
         is_set = name in MEASURED
         answers = asked(name, *((MAX_CODES_OF_ANSWER,) if is_set else (1, rank_one_of)))
         found[name] = [
-            (
-                one.conf,
-                len(one.codes) > 1,
-                is_right(one.codes, true, ranked=not is_set),
-                weight,
-                i,
-            )
+            (one.conf, len(one.codes) > 1, is_right(one.codes, true, ranked=not is_set), weight, i)
             for one, true, weight, i in answers
             if one.conf is not None  # None: an empty text
         ]
@@ -183,7 +177,7 @@ def fit_confidence(
         found = judged_rows(coder, decoders, rows, index, data, world.share())
         if world.is_main:
             names = [data.languages[i] for i in np.asarray(rows.language)[index].tolist()]
-            known = coder.known_ngrams(rows.strings(index), names, cleaned=True)
+            known = coder.known_ngrams(rows.strings(index), names)
     if world.stop_agreed():
         raise Stopped
     shares = world.gather(found, main_alone=True)

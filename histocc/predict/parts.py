@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from histocc.data.binary import RANGE
 from histocc.data.tables import TABLE_NAME, Path, part_of, parts_of, read_chunks, str_of, table_format
-from histocc.data.written import ENDINGS, missing_package, table_writer
+from histocc.data.written import ENDINGS, ending_of, missing_package, table_writer
 from histocc.formatter import NUMBERS, coded_columns
 from histocc.predict.coding import Coding
 from histocc.predict.config import PredictConfig, hidden
@@ -41,8 +41,7 @@ def units_of(args: PredictConfig) -> list[Unit]:
     parts, units = [part for name in args.input or () for part in parts_of(name)], []
     paths: list[Path] = [[part] if part.keys else part.path for part in parts]
     for place, part in enumerate(parts):
-        stem, name = TABLE_NAME.sub(r"\1", part.name), part.name.lower()
-        ending = next((ending for ending in ENDINGS if name.endswith(ending)), ".csv")
+        stem, ending = TABLE_NAME.sub(r"\1", part.name), ending_of(part.name)
         # the encoding of a small file need not be known to divide it
         is_large = os.path.getsize(part.path) >= 2 * RANGE
         ranges = table_format(part.path, *args.how([])).ranges if is_large else 1
