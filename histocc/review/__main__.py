@@ -230,19 +230,9 @@ def next_command(args: ReviewConfig, coded: CodedFile, sheet: str) -> list[str]:
     action = "report" if args.sample else "apply"
     command = ["histocc", "review", action, sheet, "--to", args.files[0]]
     command += [] if args.sample else ["--output", free_output(args.files[0])]
-    names = (
-        "key",
-        "descriptions",
-        "by",
-        "known",
-        "training_data",
-        "fill",
-        "guesses",
-        "input_col",
-        "weight_col",
-    )
-    names += "language", "language_col", "delimiter", "encoding", "no_quotes", "sheet", "ditto"
-    command += given_flags(args, *names, "fill_down", "target_cols", "classes")
+    names = ["key", "descriptions", "by", "known", "training_data", "fill", "guesses", "input_col"]
+    names += ["weight_col", "language", "language_col", "delimiter", "encoding", "no_quotes", "sheet"]
+    command += given_flags(args, *names, "ditto", "fill_down", "target_cols", "classes")
     if coded.system != "hisco" and not (args.key or args.target_cols):
         command += ["--key", "RUN/key.csv"]
     return command
@@ -479,11 +469,8 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile) -> None:
 def serve_page(args: ReviewConfig, coded: CodedFile) -> None:
     server = serve.Server(args.port)
     decisions = open_page(server, args, coded)
-    texts, decided = (
-        f"{counted(len(decisions.texts), 'text')}",
-        f"{len(decisions.made):,} of them with a decision",
-    )
-    said = f"{coded.path}: {texts}, {decided} in {decisions.path}"
+    said = f"{coded.path}: {counted(len(decisions.texts), 'text')}, {len(decisions.made):,} of them with a"
+    said += f" decision in {decisions.path}"
     serve.serve(server, said, not args.no_browser, lambda: say_next(args, coded, decisions.path))
 
 

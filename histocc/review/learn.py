@@ -57,12 +57,6 @@ def narrowed(rows: Tensor, columns: Tensor) -> Tensor:
     return torch.sparse_csr_tensor(*parts, (len(rows), len(columns)), check_invariants=False)
 
 
-def similarities(rows: Tensor, others: Tensor) -> Tensor:
-    """Return the products of all pairs of sparse CSR rows, [rows, others]."""
-    columns = others.col_indices().unique()
-    return narrowed(rows, columns) @ narrowed(others, columns).to_dense().t()
-
-
 def weighed(rows: Tensor, weights: Tensor) -> Tensor:
     """Return sparse CSR rows with weighted columns, [m], each row scaled to length 1."""
     begins, columns = rows.crow_indices(), rows.col_indices()
@@ -270,7 +264,9 @@ class Learner:
         candidates = texts[np.union1d(order, some)]
         pool = np.union1d(candidates, draw.choice(texts, min(POOL, len(texts)), False))
         some, others = (take(self.ngrams, torch.from_numpy(each)) for each in (pool, candidates))
-        near = similarities(some, others).numpy() ** POWER
+        columns = others.col_indices().unique()
+        products = narrowed(some, columns) @ narrowed(others, columns).to_dense().t()
+        near = products.numpy() ** POWER  # [pool, candidates]
         place, scale = np.searchsorted(pool, candidates), len(texts) / len(pool)
         near[place, np.arange(len(candidates))] = 0  # its own rows count in full
         rows, doubt, order = self.rows[pool].astype(np.float32), doubt[pool].astype(np.float32), []
