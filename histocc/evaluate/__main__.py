@@ -470,11 +470,7 @@ def is_for_card(file: str, state: dict, facts: dict, figure: Figure | None) -> b
 
 
 def groups_of(
-    settings: PrepareSettings,
-    levels: tuple[str | None, list[int]],
-    data: PreparedData,
-    rows: SomeRows,
-    state: dict,
+    settings: PrepareSettings, levels: report_of.Cuts, data: PreparedData, rows: SomeRows, state: dict
 ) -> report_of.Groups:
     """Return the groups of rows that get an accuracy each: by language, number of codes, major group, what
     the training knows of them, and the values of the columns of --by, as "column NAME".

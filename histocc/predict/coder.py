@@ -7,7 +7,7 @@ import os
 import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -236,7 +236,7 @@ class Coder:
             return [one if known else Coded([], [], None) for one, known in zip(coded, self._are_known(ids))]
 
         def answers(texts: list[str], languages: list[str]) -> list[Coded]:
-            coded = self.map_texts(texts, languages, batch, Coded([], [], None), cleaned=True)
+            coded = self.map_texts(texts, languages, batch, Coded([], [], None))
             return self._with_trained(texts, languages, coded, k, levels)
 
         rows = list(zip(texts, languages, strict=True))
@@ -374,17 +374,14 @@ class Coder:
         def rows(ids: Tensor, mask: Tensor, _, answers: Tensor | None) -> list[np.ndarray]:
             return list(batch(ids, mask, answers).float().cpu().numpy())
 
-        nothing = np.full(width, np.nan, dtype=np.float32)
-        arrays = self.map_texts(texts, languages, rows, nothing, cleaned)
+        texts = texts if cleaned else list(map(self.clean, texts))
+        arrays = self.map_texts(texts, languages, rows, np.full(width, np.nan, dtype=np.float32))
         return np.stack(arrays) if arrays else np.empty((0, width), dtype=np.float32)
 
-    def map_texts(
-        self, texts: list[str], languages: list[str], batch: Callable, nothing, cleaned: bool = False
-    ) -> list:
-        """Return `batch(ids, mask, languages, answers)` for each text, `nothing` for an empty one. The texts
-        of a batch have similar lengths. answers: the prior's.
+    def map_texts(self, texts: list[str], languages: list[str], batch: Callable, nothing: Any) -> list:
+        """Return `batch(ids, mask, languages, answers)` for each cleaned text, `nothing` for an empty one.
+        The texts of a batch have similar lengths. answers: the prior's.
         """
-        texts = texts if cleaned else list(map(self.clean, texts))
         rows = list(zip(texts, map(self.known, languages), strict=True))
         results = dict.fromkeys(rows, nothing)
         left = sorted((row for row in results if row[0].strip()), key=lambda row: len(row[0]) + len(row[1]))
@@ -422,7 +419,7 @@ class Coder:
         def batch(ids: Tensor, *_) -> list[float]:
             return ngrams.known_share(ids).tolist()
 
-        shares = self.map_texts(texts, languages, batch, None, cleaned=True)
+        shares = self.map_texts(texts, languages, batch, None)
         return float(np.mean([share for share in shares if share is not None] or [0.0]))
 
     def _linear_logits(self, ids: Tensor, mask: Tensor, answers: Tensor | None) -> Tensor:

@@ -159,9 +159,7 @@ class DecodingFlags(Config):
         metavar="N",
     )
     choices: Count | None = flag(
-        None,
-        "also list the N most probable codes of each row (decoder flat or both)",
-        metavar="N",
+        None, "also list the N most probable codes of each row (decoder flat or both)", metavar="N"
     )
     threshold: list[Threshold] | None = flag(
         None,
