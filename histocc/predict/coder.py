@@ -427,12 +427,9 @@ class Coder:
 
     def _mapped_outputs(self, logits: Tensor) -> Tensor:
         """Return the probabilities of all outputs [B, N] from their logits."""
-        if not self.confidence.maps:
-            return logits.sigmoid()
         first = probability_of_set(logits, logits.amax(1, keepdim=True), torch.ones_like(logits[:, 0]))
-        return self.confidence.outputs(
-            logits.sigmoid(), self.confidence.mapped("flat", first), logits.shape[1]
-        )
+        conf = self.confidence.mapped("flat", first)
+        return self.confidence.outputs(logits.sigmoid(), conf, logits.shape[1])
 
     def _topk(self, ids: Tensor, mask: Tensor, k: int, by_all: bool = False, **_) -> Iterator[Coded]:
         numbers, probs = self.search().topk(ids, mask, k, by_all)
