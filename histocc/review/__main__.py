@@ -98,7 +98,7 @@ NEEDED = {
     "to": "--to CODED.csv, the table that the sheets are about",
     "output": "--output, the file to write",
 }
-Answer = tuple[list[str], str, str]  # codes, conf, who has decided
+FinalCodes = tuple[list[str], str, str]  # codes, conf, who has decided
 Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port from 1 to 64999")]
 
 
@@ -363,7 +363,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
 
 
 def answered(
-    row: list[str], coded: CodedFile, beside: list[tuple[list[int], Any]], answer: Answer, is_unsure: bool
+    row: list[str], coded: CodedFile, beside: list[tuple[list[int], Any]], answer: FinalCodes, is_unsure: bool
 ) -> list[str]:
     """Return a row with an answer in its columns. beside: places, and the word of each code, None: itself."""
     codes, conf, row[coded.decided] = answer
@@ -380,7 +380,7 @@ def answered(
     return row
 
 
-def learned_codes(args: ReviewConfig, coded: CodedFile, sheets: Sheets) -> dict[Pair, Answer]:
+def learned_codes(args: ReviewConfig, coded: CodedFile, sheets: Sheets) -> dict[Pair, FinalCodes]:
     """Return the guess for each undecided text that has one."""
     from histocc.review.learn import Learner  # loads torch, which takes seconds
 
