@@ -89,8 +89,7 @@ def measured(
 
     Returns:
         {"texts_trained_on", "rows", "texts", "over_texts", "over_rows"}, the last two {measure: value}. The
-        accuracy over texts is [value, low, high]. With conf also "expected", the share of texts expected to
-        be right, and "expected_calibration_error".
+        accuracy over texts is [value, low, high]. With conf also "expected" and "expected_calibration_error".
     """
     sums = np.stack([np.bincount(text, weights=column) for column in columns.T], axis=1)
     sums = sums[sums[:, 0] > 0]  # [T, 5]
