@@ -119,7 +119,7 @@ def test_auto_says_on_every_device_what_it_takes_and_which_flag_takes_the_other(
 def test_more_processes_than_gpus(gpus, local_rank, local_size):
     """All processes of the machine refuse, not only the last, so that rank 0 says it."""
     current = gpus(2)
-    with pytest.raises(UserError, match="has no GPU: 2 visible.*at most 2 processes.*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(UserError, match="2 visible.*no more processes than GPUs.*CUDA_VISIBLE_DEVICES"):
         choose_device("auto", local_rank, local_size)
     assert current == []
 

@@ -597,7 +597,7 @@ class TestRefused:
         assert "'title'" in refused(*common, "--input-col", "title")
         assert "'c3'" in refused(*common, "--target-cols", "hisco_1", "c3")
         assert "mutually exclusive" in refused(*common, "--language", "en", "--language-col", "lang")
-        assert "at most 5 codes" in refused(*common, "--target-cols", *"abcdef")
+        assert "the model writes at most 5" in refused(*common, "--target-cols", *"abcdef")
         assert "no such file" in refused(*common[:2], "--data", tmp_path / "none.csv", *common[4:]).lower()
         assert not (tmp_path / "out").exists()
 
@@ -616,6 +616,6 @@ def test_a_published_model_with_a_key_of_its_own(tmp_path):
     key = write_csv(tmp_path / "key.csv", ("system_code", "code"), numbers)
     data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1"), rows)
     common = ["--model", folder, "--data", data, *words("--target-cols hisco_1 --formatter hisco")]
-    assert "but its key " in refused(*common)
+    assert "its key (0) differ" in refused(*common)
     run_here(evaluate.main, "--device", "cpu", *common, "--key", key)
     assert json.loads((folder / "evaluation" / "report.json").read_text())["model"]["codes"] == 7

@@ -207,7 +207,7 @@ def test_rows_below_one_half_need_review_and_how_many_are_right_is_said(tmp_path
     assert [row["needs_review"] == "1" for row in found["usual"]] == marked and 6 < sum(marked) < 60
     right = sum(float(row["conf"]) for row in found["usual"] if row["hisco_1"])
     assert f"; marked for review: {sum(marked)} (" in said
-    assert (f"Expected to be right: about {right:.0f} of 60 rows; " in said) == fitted
+    assert (f"Expected to be right in their first code: about {right:.0f} of 60 rows; " in said) == fitted
 
 
 def test_a_text_of_which_no_ngram_of_letters_is_known_and_a_missing_one_have_no_code(tmp_path):

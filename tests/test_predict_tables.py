@@ -201,7 +201,7 @@ def test_rows_that_cannot_be_read_are_listed(model, tmp_path):
     source = tmp_path / "in.csv"
     source.write_text('occ1;lang\nsmed;da\nfisker;da;more\n"kok";en\n', encoding="cp1252")
     said = run_here(predict.main, *flags(model, source, tmp_path / "out.csv", "--device", "cpu"), code=1)
-    assert "1 rows of" in said and "out.csv.rejected.csv" in said
+    assert "not in the output: 1;" in said and "out.csv.rejected.csv" in said
     assert [row["occ1"] for row in read(tmp_path / "out.csv")] == ["smed", "kok"]
     [rejected] = read(tmp_path / "out.csv.rejected.csv")
     assert rejected["line"] == "3" and "cells in the row: 3" in rejected["reason"]

@@ -309,7 +309,7 @@ def test_blocks_that_hold_no_code_are_dropped():
         assert HISCO.decode_block(ids("1", "2", "3", stray, "5")) is None
     assert HISCO.clean_pred([BOS_IDX, *pad * 5, EOS_IDX]) == ""
     assert HISCO.decode_block(ids("-2", "5", EOS_IDX, "-3", "0")) == "-2"  # the first token decides
-    with pytest.raises(ValueError, match="5 tokens"):
+    with pytest.raises(ValueError, match="tokens of a block: 5"):
         HISCO.clean_pred([2, 8, 8])
     one, two, twelve = (GPF.map_char_idx[token] for token in ("1", "2", "12"))
     for block, code in (
