@@ -503,11 +503,12 @@ class Coding:
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
         args, coder, processes = self.args, self.coder, self.world.size * self.forked.number
         step = f", step {coder.step:,}" if coder.step else ""
+        model = args.model if models.is_shared(args.model) else self.weights
         rule = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
         how = f"{self.decoder}, {counted(len(coder.codes), 'code')}, {rule}"
         how += f"{processes} process{'es' * (processes > 1)}"
         yield (
-            f"Coding {counted(rows, 'row')} of {args.named} with {self.weights}{step} ({how} on"
+            f"Coding {counted(rows, 'row')} of {args.named} with {model}{step} ({how} on"
             f" {self.world.device.type}){'; resuming' if resumed else ''}"
         )
         yield f"How good the model is: {self.figure or NOT_EVALUATED}"
