@@ -44,7 +44,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.log import counted
 from histocc.runtime.signals import Stopped, listening
 from histocc.runtime.world import World
-from histocc.text import UNKNOWN_LANGUAGE
+from histocc.text import UNKNOWN_LANGUAGE, repaired_cells
 
 HUB_NAME = "OccCANINE_s2s_mix"
 BEHAVIORS = {"good": "greedy", "fast": "flat"}
@@ -235,6 +235,7 @@ class OccCANINE:
             fit_ranked(self.coder, self.file, decoder, World())
         by_language = thresholds_of(threshold)
         cells, texts, languages = texts_and_languages(occ1, lang, ditto)
+        texts = repaired_cells(texts)[0] if self.coder.repair_text else texts  # as in its training
         self._warn(languages, by_language, what, kind)
         table = partial(as_table, get_dict=get_dict or not get_df, like=occ1)
         if what == "probs":

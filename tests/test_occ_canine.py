@@ -496,6 +496,14 @@ def test_missing_whole_numbers_of_r(coder, tmp_path, monkeypatch):
     assert [(row["hisco_1"], row["hisco_2"]) for row in given[1]] == [("02210", ""), ("", "7")]
 
 
+def test_texts_are_repaired_as_in_the_training(coder, monkeypatch):
+    broken, whole = ["smÃ¦d", "bogf&oslash;rer"], ["smæd", "bogfører"]
+    assert coder(broken, what="probs").tolist() != coder(whole, what="probs").tolist()
+    monkeypatch.setattr(coder.coder, "repair_text", True)
+    assert coder(broken, what="probs").tolist() == coder(whole, what="probs").tolist()
+    assert [row["occ1"] for row in coder(broken)] == broken
+
+
 def test_out_of_memory_advises_a_smaller_batch_on_any_rank(coder, monkeypatch):
     """The error that one rank raises is the message of all."""
     monkeypatch.setattr(coder.coder, "_are_known", Mock(side_effect=torch.OutOfMemoryError("CUDA")))

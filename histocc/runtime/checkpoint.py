@@ -2,9 +2,9 @@
 
 A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`,
 `step` and `key` are as in the published files. `format`, `config`, `formatter`, `system`, `languages`,
-`args`, `rng` and `position` are all that predicting and resuming need, without any other file. `made_by`
-says which versions wrote it, and when. `checksum` covers all other entries, so that damage and edits are
-noticed when the file is read (see `reading`). A file without a checksum is read unchecked.
+`args`, `rng` and `position` are what predicting and resuming need, without any other file, with `scaler`
+after fp16 and the entries CODING of `published/models.py`. `made_by` says which versions wrote it, and when.
+`checksum` covers all other entries, so that damage and edits are noticed. Without one a file is unchecked.
 """
 
 import contextlib
