@@ -4,6 +4,9 @@ import shutil
 import signal
 import tempfile
 
+# each search for garbage passes the many objects of torch and pytest: a seventh of the time
+gc.set_threshold(50_000)
+
 # a process group that is collected in a forked child would wait for threads that only the parent has
 os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 
