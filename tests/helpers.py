@@ -7,12 +7,14 @@ import io
 import multiprocessing.connection
 import multiprocessing.forkserver
 import os
+import pickle
 import runpy
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest.mock
 import warnings
 from pathlib import Path
@@ -232,6 +234,20 @@ def run_here(main, *args, code=0, draws=False):
     assert ended == code, f"exit code {ended} instead of {code}\n{output}"
     assert "Traceback" not in output and (code != 2 or output.count("error: ") == 1), output
     return output
+
+
+def read_statistics_here(monkeypatch):
+    """Read files of Stata and SPSS in this process: most of the time of a small file is to start another."""
+    import pyreadstat
+
+    from histocc.data import binary
+
+    def run_here(_, input, **how):
+        *_, reader, path, how = pickle.loads(input)
+        read = getattr(pyreadstat, reader)(path, output_format="dict", **how)
+        return subprocess.CompletedProcess((), 0, pickle.dumps(read))
+
+    monkeypatch.setattr(binary, "subprocess", types.SimpleNamespace(run=run_here))
 
 
 def read_logs(folder):

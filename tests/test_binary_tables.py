@@ -8,17 +8,25 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import FINETUNE, run
+from helpers import read_statistics_here, run_here
 from test_table_kinds import copied, workbook
 from test_tables import outcome, rows_of
 
+import finetune
 from histocc.data.binary import Missing
 from histocc.data.rows import code_of_cell, read_key
 from histocc.data.tables import table_format
 from histocc.formatter import make_formatter
+from histocc.predict import __main__ as predict
 
 CODES = [83110.0, 77610.0, 61110.0, 75400.0]
 TEXTS = ["smith", "baker", "farmer", "weaver", "tailor", "miller"]
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    pytest.importorskip("pyreadstat")
+    read_statistics_here(monkeypatch)
 
 
 def statistics(path: Path, columns: dict, **how) -> Path:
@@ -113,16 +121,15 @@ def test_declared_missing_values_in_keys_and_cells(tmp_path):
     ]
 
 
-@pytest.mark.processes
 def test_coding_keeps_declared_missing_values(tmp_path):
     base = tmp_path / "base.csv"
     base.write_text(
         "occ1,hisco_1\n" + "".join(f"{a}{t},{c:.0f}\n" for a in ("", "old ") for t, c in zip(TEXTS, CODES))
     )
     model = ["--dataset", base, "--save-path", tmp_path / "m", "--prior", "none", "--device", "cpu"]
-    run(FINETUNE, *model, "--formatter", "hisco", "--target-cols", "hisco_1")
+    run_here(finetune.main, *model, "--formatter", "hisco", "--target-cols", "hisco_1")
     given = ["--model", tmp_path / "m", "--input", declared(tmp_path), "--output", tmp_path / "o.csv"]
-    run("histocc.predict", *given, "--only-missing", "--device", "cpu")
+    run_here(predict.main, *given, "--only-missing", "--device", "cpu")
     rows = list(csv.DictReader((tmp_path / "o.csv").open(encoding="utf-8")))
     codes = [row["hisco_1"] for row in rows]
     assert [codes[i] for i in (0, 1, 4, 6)] == ["-1", "77610", "79100", "-1"]

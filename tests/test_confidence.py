@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, TINY, read, run, run_here, words, write_csv
+from helpers import TINY, read, run, run_here, words, write_csv
 
 import finetune
 from histocc import OccCANINE
@@ -137,7 +137,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("confidence")
     write_rows(sample_rows(420, 1), str(folder / "rows.csv"))
     write_rows(sample_rows(60, 9), str(folder / "new.csv"))
-    said = run(FINETUNE, *flags(folder), "--max-steps", 2)
+    said = run_here(finetune.main, *flags(folder), "--max-steps", 2)
     assert "last.bin: confidence is fitted on" in said, said
     return folder
 
@@ -375,13 +375,13 @@ class TestModel:
         assert accuracy < 0.6 < 0.8 < known
 
     def test_fewer_than_200_texts_are_said_and_nothing_is_fitted(self, trained, tmp_path):
-        write_rows(sample_rows(100, 3), str(tmp_path / "rows.csv"))
+        write_rows(sample_rows(40, 3), str(tmp_path / "rows.csv"))
         how = ["--output", tmp_path / "report", "--device", "cpu", "--fit-confidence"]
         said = run_here(
             evaluate.main, "--model", trained / "run" / "last.bin", "--data", tmp_path / "rows.csv", *how
         )
         assert "Confidence is not fitted:" in said and "200" in said
-        said = run(FINETUNE, *flags(tmp_path, 0.1), "--max-steps", 1)
+        said = run_here(finetune.main, *flags(tmp_path, 0.1), "--max-steps", 1)
         assert "Confidence is not fitted:" in said and "train with a larger --share-val" in said
         state = checkpoint.load(str(tmp_path / "run" / "last.bin"))
         assert state.get("confidence") is None

@@ -16,13 +16,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import FINETUNE, TITLES, run, write_csv
+from helpers import TITLES, run_here, write_csv
 from test_tables import FILES, GOOD, HEAD, outcome, parquet_file, rows_of
 
+import finetune
 from histocc.data.rows import code_of_cell, read_columns
 from histocc.data.tables import read_chunks, table_format
 from histocc.data.written import table_writer
 from histocc.formatter import make_formatter
+from histocc.predict import __main__ as predict
 from histocc.runtime.errors import UserError
 
 OPEN_DOCUMENT = (
@@ -464,9 +466,9 @@ def coded(tmp_path_factory):
 def train_and_code(source: Path, ending: str, processes: int = 1) -> dict:
     model, output = source.parent / "run", source.parent / f"coded{ending}"
     how = ["--dataset", source, "--save-path", model, "--prior", "none", "--device", "cpu"]
-    assert "40 read" in run(FINETUNE, *how)
+    assert "40 read" in run_here(finetune.main, *how)
     given = ["--model", model, "--input", source, "--output", output, "--processes", processes]
-    run("histocc.predict", *given, "--system", "found", "--device", "cpu")
+    run_here(predict.main, *given, "--system", "found", "--device", "cpu")
     assert table_format(str(output)).names[:4] == [*map(str.strip, COLUMNS), "found_1"]
     return rows_of(output)[0]
 
