@@ -14,21 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    FINETUNE,
-    REPO,
-    TINY,
-    TITLES,
-    TRAIN_MIXER,
-    read,
-    read_logs,
-    run,
-    run_here,
-    words,
-    write_csv,
-)
+from helpers import REPO, TINY, TITLES, read, read_logs, run, run_here, words, write_csv
 from test_predict import CODES, make_model
 
+import finetune
+import train_mixer
 from histocc import __version__, plot, watch
 from histocc.data.split import split_values
 from histocc.evaluate import __main__ as evaluate
@@ -74,7 +64,8 @@ def trained(tmp_path_factory):
     val = write_csv(folder / "val.csv", HEADER, VALIDATION)
     flags = ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang"]
     flags += ["--batch-size", 16, "--encoder-dropout", 0, "--augmentation-prob", 0, "--empty-blocks", "first"]
-    run(TRAIN_MIXER, *flags, "--num-epochs", 10, "--learning-rate", 2e-3, "--save-dir", folder / "first")
+    more = ["--num-epochs", 10, "--learning-rate", 2e-3, "--save-dir", folder / "first"]
+    run_here(train_mixer.main, *flags, *more)
     model, _, state = load_model(str(folder / "first"))
     ids, mask = map(torch.from_numpy, encode([row[0] for row in rows], [row[3] for row in rows]))
     with torch.no_grad():
@@ -87,7 +78,7 @@ def trained(tmp_path_factory):
     del state["checksum"]
     torch.save(state, folder / "fitted.bin")
     flags += ["--initial-checkpoint", folder / "fitted.bin", "--max-steps", 1, "--learning-rate", 1e-9]
-    run(TRAIN_MIXER, *flags, "--save-dir", folder / "run")
+    run_here(train_mixer.main, *flags, "--save-dir", folder / "run")
     return folder
 
 
@@ -114,7 +105,8 @@ def tested(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tested")
     data = write_csv(folder / "data.csv", *ROWS_OF_SOURCES)
     flags = ["--dataset", data, "--device", "cpu", "--share-test", 0.3, "--leave-out", "source=Lund"]
-    run(FINETUNE, *flags, "--seq2seq-weight", 0.1, "--save-path", folder / "run")  # with both decoders
+    # with both decoders
+    run_here(finetune.main, *flags, "--seq2seq-weight", 0.1, "--save-path", folder / "run")
     shutil.copy(folder / "run" / "MODEL.md", folder / "before.md")
     return folder, *evaluated(folder, folder / "run" / "evaluation", data=data)
 
@@ -258,7 +250,8 @@ def test_a_report_is_two_screens(tmp_path):
     rows, names = list(dict.fromkeys(rows)), ("occ1", "hisco_1", "lang")
     data = write_csv(tmp_path / "data.csv", names, rows[700:1900])
     test = write_csv(tmp_path / "test.csv", names, rows[:700])
-    run(FINETUNE, "--dataset", data, "--prior", "none", "--device", "cpu", "--save-path", tmp_path / "run")
+    given = ["--dataset", data, "--prior", "none", "--device", "cpu", "--save-path", tmp_path / "run"]
+    run_here(finetune.main, *given)
     evaluated(tmp_path, tmp_path / "out", data=test)
     lines = (tmp_path / "out" / "report.md").read_text("utf-8").splitlines()
     assert len(lines) <= 80 and max(map(len, lines)) < 400

@@ -31,6 +31,7 @@ from histocc.model.ridge import prior_columns
 from histocc.predict import __main__ as predicting
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
+from histocc.runtime.device import settings_of_torch
 from histocc.sample.__main__ import write_rows
 from histocc.sample.generate import rows as sample_rows
 from histocc.watch import view
@@ -164,7 +165,7 @@ def test_texts_that_the_prior_has_seen_are_not_left_out(sixty):
 def prior(tmp_path_factory):
     """A model of made-up rows, without a prior of its own."""
     folder = tmp_path_factory.mktemp("prior")
-    write_rows([(*row[:3], "", "") for row in sample_rows(300, 5)], str(folder / "rows.csv"))
+    write_rows([(*row[:3], "", "") for row in sample_rows(200, 5)], str(folder / "rows.csv"))
     run_here(finetune.main, *flags(folder / "rows.csv", folder / "run", "--prior", "none"))
     return folder / "run"
 
@@ -246,7 +247,9 @@ def test_a_run_keeps_its_learning_curve(trained):
 def test_one_process_learns_the_same_and_a_finished_run_stays_as_it_is(trained, prior, tmp_path):
     folder, _ = trained
     how = [folder.parent / "rows.csv", tmp_path / "run", "--prior", prior]
-    run(FINETUNE, *flags(*how), OMP_NUM_THREADS="2")
+    with settings_of_torch():
+        torch.set_num_threads(2)
+        run_here(finetune.main, *flags(*how))
     one, two = (checkpoint.load(str(path / "last.bin")) for path in (tmp_path / "run", folder))
     for part in ("model", "answers"):
         assert one[part].keys() == two[part].keys()

@@ -128,7 +128,8 @@ def test_encodings_that_are_named(tmp_path):
             rows_of(path)
 
 
-def test_every_reader_looks_at_the_path_first(tmp_path):
+def test_every_reader_looks_at_the_path_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "READ_SECONDS", 0)
     os.mkfifo(tmp_path / "fifo")
     os.symlink("loop", tmp_path / "loop")
     (tmp_path / "plain").write_text("a\n")
