@@ -422,10 +422,10 @@ def test_texts_that_the_prior_has_seen_give_no_figure(trained, tmp_path):
 
 
 def test_more_texts_are_learned_by_steps_and_a_tenth_is_set_aside(tmp_path, monkeypatch):
-    texts = {(row[0].casefold(), row[1]) for row in own_rows()}  # one more than closed form takes
+    texts = {(row[0].casefold(), row[1]) for row in own_rows(60)}  # one more than closed form takes
     for module in (job, config):
         monkeypatch.setattr(module, "FEW_TEXTS", len(texts) - 1)
-    source = write_csv(tmp_path / "rows.csv", COLUMNS, own_rows())
+    source = write_csv(tmp_path / "rows.csv", COLUMNS, own_rows(60))
     how = flags(source, tmp_path / "run", "--prior", "none", "--ngrams", "auto")
     said = run_here(finetune.main, *how)
     assert "Fitting the n-grams and the linear decoder" in said and "closed form" not in said

@@ -103,7 +103,7 @@ if __name__ == "__main__":
     sys.exit()
 
 import pytest
-from helpers import FINETUNE, PIPED, TINY, all_tests, command, environment, run, wait_until, write_rows
+from helpers import FINETUNE, TINY, all_tests, run, start_forked, wait_until, write_rows
 
 from histocc.runtime.config import ProcessFlags
 from histocc.runtime.errors import UserError
@@ -116,10 +116,17 @@ import torch
 from histocc import OccCANINE
 from histocc.data import prepare
 from histocc.evaluate import evaluate
+from histocc.predict.__main__ import main as predict
+from histocc.review.__main__ import main as review
 from histocc.runtime.errors import UserError
 
 torch.backends.fp32_precision = "tf32"  # torch then refuses to name it in the older way
-model, data, folder = sys.argv[1:]
+model, data, folder, texts = sys.argv[1:]
+coded, sheet, final = (folder + name for name in (".coded.csv", ".sheet.csv", ".final.csv"))
+columns = ["--column", "occ1", "--language-column", "lang"]
+assert not predict(["--model", model, "--input", texts, *columns, "--output", coded])
+assert not review(["make", coded, "--output", sheet])
+assert not review(["apply", sheet, "--to", coded, "--output", final])
 coder = OccCANINE(model, device="cpu", verbose=False)
 print(coder.predict(["blacksmith"], lang="en"))
 columns = {"target_cols": ["hisco_1", "hisco_2"], "language_col": "lang"}
@@ -149,39 +156,36 @@ def train(tmp_path_factory):
 
 
 def test_one_process_does_all_that_a_user_asks_for(train, tmp_path):
-    data, model, coded = train[2], tmp_path / "run", tmp_path / "coded.csv"
-    (tmp_path / "texts.csv").write_text("occ1,lang\nblacksmith,en\nfisker,da\n")
+    data, model, texts = train[2], tmp_path / "run", tmp_path / "texts.csv"
+    texts.write_text("occ1,lang\nblacksmith,en\nfisker,da\n")
     (tmp_path / "use.py").write_text(USE_FROM_PYTHON)
-    on_other_system("histocc.prepare", data, *DATA_COLUMNS, "--save-path", tmp_path / "report")
     on_other_system(*train, model, "--max-steps", "2")
     said = on_other_system(*train, model, "--max-steps", "3", "--num-workers", "1")
     assert "Resuming from step 2" in said
-    texts = ["--input", tmp_path / "texts.csv", "--column", "occ1", "--language-column", "lang"]
-    on_other_system("histocc.predict", "--model", model, *texts, "--output", coded)
-    assert coded.read_text().count("\n") == 3
-    sheet = tmp_path / "sheet.csv"
-    on_other_system("histocc.review", "make", coded, "--output", sheet)
-    on_other_system("histocc.review", "apply", sheet, "--to", coded, "--output", tmp_path / "final.csv")
     if all_tests():
+        on_other_system("histocc.prepare", data, *DATA_COLUMNS, "--save-path", tmp_path / "report")
         on_other_system("histocc.evaluate", "--model", model, "--data", data, "--fit-thresholds")
         on_other_system("histocc.export", model, tmp_path / "exported.bin", "--to", "published")
         on_other_system("histocc.watch", model, "--once")
         on_other_system("histocc.doctor", "--device", "cpu")
-    said = on_other_system(tmp_path / "use.py", model, data, tmp_path / "tuned")
+    said = on_other_system(tmp_path / "use.py", model, data, tmp_path / "tuned", texts)
+    assert (tmp_path / "tuned.final.csv").read_text().count("\n") == 3
     assert "prob_1" in said and "no space left on the device" in said.splitlines()[-1]
     assert not list(tmp_path.rglob("run.lock"))
 
 
 def test_a_folder_is_held_by_the_run_in_it_until_that_is_killed(train, tmp_path):
-    line, watch = [*train, tmp_path, "--num-epochs", "400"], ["histocc.watch", tmp_path, "--once"]
-    first = subprocess.Popen(command(__file__, *line), env=environment(), **PIPED)
+    folder, said = tmp_path / "run", tmp_path / "said"
+    line, watch = [*train, folder, "--num-epochs", "400"], ["histocc.watch", folder, "--once"]
+    said.touch()
+    [first] = start_forked(__file__, line, said)
     try:
-        wait_until((tmp_path / "status.json").is_file, process=first)
+        wait_until((folder / "status.json").is_file, said.read_text)
         assert "in use by another job" in on_other_system(*line, code=2)
         assert "state       running" in on_other_system(*watch)
     finally:
         first.kill()
-        first.communicate()
+        first.join()
     assert "ended unexpectedly" in on_other_system(*watch)
     on_other_system(*line, "--max-steps", "1")
 
