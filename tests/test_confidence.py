@@ -125,6 +125,7 @@ def test_flat_is_taken_unless_another_is_ahead_by_a_standard_error(gains, losses
     assert found == best and ("chance" in why) == (gains > losses and best == "flat")
 
 
+SHARE = 0.75
 FLAGS = [
     *TINY[:-2],
     *words("--ngram-passes 4 --target-cols hisco_1 hisco_2 hisco_3 --formatter hisco --language-col lang"),
@@ -135,14 +136,14 @@ FLAGS = [
 def trained(tmp_path_factory):
     """Folder with a run of few steps, and its rows."""
     folder = tmp_path_factory.mktemp("confidence")
-    write_rows(sample_rows(420, 1), str(folder / "rows.csv"))
-    write_rows(sample_rows(60, 9), str(folder / "new.csv"))
+    write_rows(sample_rows(320, 1), str(folder / "rows.csv"))
+    write_rows(sample_rows(30, 9), str(folder / "new.csv"))
     said = run_here(finetune.main, *flags(folder), "--max-steps", 2)
     assert "last.bin: confidence is fitted on" in said, said
     return folder
 
 
-def flags(folder, share=0.6):
+def flags(folder, share=SHARE):
     return ["--dataset", folder / "rows.csv", *FLAGS, "--share-val", share, "--save-path", folder / "run"]
 
 
@@ -153,6 +154,16 @@ def coded(folder, name, *more):
         *("lang", "--system", "found", "--output", folder / name, "--device", "cpu", "--overwrite", *more),
     )
     return read(folder / name), said
+
+
+@pytest.fixture(scope="module")
+def ranked(trained):
+    """(rows, what was said) of the first coding by a decoder that ranks all codes."""
+    before = (trained / "run" / "best.bin").read_bytes()
+    assert "Fitting" not in coded(trained, "flat.csv", "--decoder", "flat")[1]
+    found = coded(trained, "ranked.csv", "--decoder", "full")
+    assert (trained / "run" / "best.bin").read_bytes() == before
+    return found
 
 
 class TestModel:
@@ -190,7 +201,7 @@ class TestModel:
         codes = [row[2] for row in sample_rows(30, 1)]
         new = [(f"nobody {i}", "en", code) for i, code in enumerate(codes)]
         write_csv(tmp_path / "new.csv", ("occ1", "lang", "hisco_1"), new)
-        known = (trained / "rows.csv", ["--share-val", 0.6])
+        known = (trained / "rows.csv", ["--share-val", SHARE])
         unknown = (tmp_path / "new.csv", ["--target-cols", "hisco_1"])
         for (data, share), said_so in ((known, True), (unknown, False)):
             folder = tmp_path / str(said_so)
@@ -223,7 +234,14 @@ class TestModel:
         checkpoint.rewrite(str(tmp_path / "run" / "last.bin"), state)
         said = run(
             "histocc.evaluate",
-            *("--model", tmp_path / "run" / "last.bin", "--data", tmp_path / "rows.csv", "--share-val", 0.6),
+            *(
+                "--model",
+                tmp_path / "run" / "last.bin",
+                "--data",
+                tmp_path / "rows.csv",
+                "--share-val",
+                SHARE,
+            ),
             *("--output", tmp_path / "report", "--device", "cpu", "--fit-confidence"),
             processes=2,
         )
@@ -259,7 +277,7 @@ class TestModel:
         coder.linear_share, texts, languages = share, [f"farmer {i}" for i in range(40)], ["en"] * 40
         if share:
             with torch.no_grad():
-                coder.model.linear_decoder.bias[coder.codes.index("61110")] += 40
+                coder.model.linear_decoder.bias[coder.codes.index("61110")] += 36
         coded, found = coder.code(texts, languages, "topk", 1), []
         for one_of in (1, 4):
             answered = judged_answers(
@@ -281,17 +299,47 @@ class TestModel:
         assert [len(found[name]) for name in OUTPUTS] == [1] * len(OUTPUTS)
 
     @pytest.mark.parametrize("decoder", ["greedy", "flat", "both", "topk", "full"])
-    def test_codes_are_the_same_and_probabilities_are_not(self, trained, decoder):
+    def test_codes_are_the_same_and_probabilities_are_not(self, trained, ranked, decoder):
         coder, raw = (Coder.load(str(trained / "run"), raw_confidence=each) for each in (False, True))
         fit_ranked(coder, str(trained / "run" / "best.bin"), decoder, World())
-        texts = [row[0] for row in sample_rows(60, 9)]
-        found, before = (each.code(texts, ["en"] * 60, decoder) for each in (coder, raw))
+        texts = [row[0] for row in sample_rows(30, 9)]
+        found, before = (each.code(texts, ["en"] * 30, decoder) for each in (coder, raw))
         assert [each.codes for each in found] == [each.codes for each in before]
         changes = np.array([[a.conf or 0, b.conf or 0] for a, b in zip(found, before)])
         assert np.abs(changes[:, 0] - changes[:, 1]).max() > 1e-3 and ((changes >= 0) & (changes <= 1)).all()
         if decoder in ("topk", "full"):
             assert all(each.conf == each.probs[0] >= each.probs[-1] for each in found)
             assert max(sum(each.probs) for each in found) <= 1 + 1e-6
+
+    def test_that_of_topk_is_fitted_once_when_it_is_asked_for(self, trained, ranked, tmp_path):
+        """And says what to do where the rows of the run are gone; the checkpoint stays as it is."""
+        rows, said = ranked
+        assert "Fitting the confidence of topk" in said and "Expected to be right" in said
+        assert {row["conf_fitted"] for row in rows} == {"1"}
+        again, said = coded(trained, "ranked.csv", "--decoder", "full")
+        assert "Fitting" not in said and again == rows
+        gone = shutil.ignore_patterns("prepared", RANKED_FILE)
+        shutil.copytree(trained / "run", tmp_path / "run", ignore=gone)
+        rows, said = coded(trained, "ranked.csv", "--model", tmp_path / "run", "--decoder", "topk")
+        assert "confidence of topk is not fitted; histocc evaluate CODED.csv --model " in said
+        assert {row["conf_fitted"] for row in rows} == {"0"} and not (tmp_path / "run" / RANKED_FILE).exists()
+
+    def test_target_accuracy_marks_what_is_less_sure(self, trained, ranked):
+        coder = Coder.load(str(trained / "run"))
+        fit_ranked(coder, str(trained / "run" / "best.bin"), "topk", World())
+        least, share = coder.confidence.limit("topk", 0.3)
+        rows, said = coded(trained, "target.csv", "--decoder", "topk", "--target-accuracy", "0.3")
+        assert f"rows with conf below {least:.3g} get needs_review" in said
+        assert f"for {percent(share)} of the" in said
+        marked = [row["needs_review"] == "1" for row in rows]
+        assert marked == [float(row["conf"]) < least for row in rows] and 0 < sum(marked) < len(marked)
+        state = checkpoint.load(str(trained / "run" / "last.bin"))
+        state["confidence"]["curves"]["flat"] = [[0.7, 0.5, 0.8], [0.4, 1.0, 0.6]]
+        checkpoint.rewrite(str(trained / "other.bin"), state)
+        more = ("--model", trained / "other.bin", "--decoder", "flat", "--target-accuracy", "0.9")
+        rows, said = coded(trained, "target.csv", *more)
+        assert "rows with conf below inf get needs_review" in said
+        assert {row["needs_review"] for row in rows} == {"1"}
 
     def test_commands_and_calls_use_it(self, trained):
         texts = [row[0] for row in sample_rows(30, 9)]
@@ -318,41 +366,6 @@ class TestModel:
                 rows = [{**row, "decision": "61110"} for row in rows]
                 write_csv(sheet, [*rows[0]], [row.values() for row in rows])
         assert "Confidence is not fitted: it takes 200 distinct texts" in found
-
-    def test_that_of_topk_is_fitted_once_when_it_is_asked_for(self, trained, tmp_path):
-        """And says what to do where the rows of the run are gone; the checkpoint stays as it is."""
-        shutil.copytree(trained / "run", tmp_path / "run")
-        (tmp_path / "run" / RANKED_FILE).unlink(missing_ok=True)
-        file, how = tmp_path / "run" / "best.bin", ["--model", tmp_path / "run", "--decoder"]
-        before = file.read_bytes()
-        assert "Fitting" not in coded(trained, "flat.csv", *how, "flat")[1]
-        rows, said = coded(trained, "ranked.csv", *how, "full")
-        assert "Fitting the confidence of topk" in said and "Expected to be right" in said
-        assert {row["conf_fitted"] for row in rows} == {"1"}
-        again, said = coded(trained, "ranked.csv", *how, "full")
-        assert "Fitting" not in said and again == rows and file.read_bytes() == before
-        shutil.rmtree(tmp_path / "run" / "prepared")
-        (tmp_path / "run" / RANKED_FILE).unlink()
-        rows, said = coded(trained, "ranked.csv", *how, "topk")
-        assert "confidence of topk is not fitted; histocc evaluate CODED.csv --model " in said
-        assert {row["conf_fitted"] for row in rows} == {"0"} and not (tmp_path / "run" / RANKED_FILE).exists()
-
-    def test_target_accuracy_marks_what_is_less_sure(self, trained):
-        coder = Coder.load(str(trained / "run"))
-        fit_ranked(coder, str(trained / "run" / "best.bin"), "topk", World())
-        least, share = coder.confidence.limit("topk", 0.3)
-        rows, said = coded(trained, "target.csv", "--decoder", "topk", "--target-accuracy", "0.3")
-        assert f"rows with conf below {least:.3g} get needs_review" in said
-        assert f"for {percent(share)} of the" in said
-        marked = [row["needs_review"] == "1" for row in rows]
-        assert marked == [float(row["conf"]) < least for row in rows] and 0 < sum(marked) < len(marked)
-        state = checkpoint.load(str(trained / "run" / "last.bin"))
-        state["confidence"]["curves"]["flat"] = [[0.7, 0.5, 0.8], [0.4, 1.0, 0.6]]
-        checkpoint.rewrite(str(trained / "other.bin"), state)
-        more = ("--model", trained / "other.bin", "--decoder", "flat", "--target-accuracy", "0.9")
-        rows, said = coded(trained, "target.csv", *more)
-        assert "rows with conf below inf get needs_review" in said
-        assert {row["needs_review"] for row in rows} == {"1"}
 
     def test_few_texts_are_answered_by_fits_without_them(self, tmp_path):
         """Those of a model in closed form, which knows the texts that it was fitted to."""

@@ -61,10 +61,10 @@ def test_a_process_that_dies_or_fails_is_noticed_while_others_work(error, kind, 
 
 
 def test_a_process_is_waited_for_as_long_as_it_works():
-    shared = Forked(3, never, 1.0)
+    shared = Forked(3, never, 0.6)
 
     def work(number: int) -> bytes:
-        for _ in range(30 * number):
+        for _ in range(16 * number):
             time.sleep(0.05)
             shared.check()
         return b"x" * 10**6  # more than a pipe takes at once
@@ -174,16 +174,16 @@ def test_how_many_processes(monkeypatch, tmp_path):
 
 
 def coded(tmp_path, model, *more) -> tuple[bytes, str]:
-    source, output = table(tmp_path / "in.csv", 400), tmp_path / f"out{'_'.join(map(str, more))}.csv"
-    said = predict_here(*flags(model, source, output, "--batch-size", 64, *more))
+    source, output = table(tmp_path / "in.csv", 100), tmp_path / f"out{'_'.join(map(str, more))}.csv"
+    said = predict_here(*flags(model, source, output, "--batch-size", 16, *more))
     return output.read_bytes(), said
 
 
 def test_a_file_is_the_same_on_several_cores_also_if_a_process_died(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(coding, "PIECE", 48)  # so that there are some to share
+    monkeypatch.setattr(coding, "PIECE", 12)  # so that there are some to share
     one, _ = coded(tmp_path, model, "--processes", 1)
     several, said = coded(tmp_path, model, "--processes", 3)
-    assert "3 processes on cpu" in said and one == several and one.count(b"\n") > 400
+    assert "3 processes on cpu" in said and one == several and one.count(b"\n") > 100
     part = coding.Coding.code_piece
 
     def dies(coding, number, texts) -> None:
@@ -191,7 +191,7 @@ def test_a_file_is_the_same_on_several_cores_also_if_a_process_died(tmp_path, mo
             os.kill(os.getpid(), signal.SIGKILL)
         part(coding, number, texts)
 
-    asked = flags(model, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-size", 64, "--processes", 2)
+    asked = flags(model, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-size", 16, "--processes", 2)
     with monkeypatch.context() as patched:
         patched.setattr(coding.Coding, "code_piece", dies)
         assert "has died" in run_here(predict.main, *asked, "--device", "cpu", code=1)
@@ -200,13 +200,13 @@ def test_a_file_is_the_same_on_several_cores_also_if_a_process_died(tmp_path, mo
 
 
 def test_a_report_is_the_same_on_one_core_and_on_several(tmp_path, model):
-    texts = [(f"{word} {i}", CODES[1 + i % 5]) for i in range(60) for word in ("smed", "fisker", "farmer")]
+    texts = [(f"{word} {i}", CODES[1 + i % 5]) for i in range(20) for word in ("smed", "fisker", "farmer")]
     data = write_csv(tmp_path / "known.csv", ["occ1", "hisco_1"], texts)
     reports = []
     for number in (1, 2):
         folder = tmp_path / f"report{number}"
         asked = ["--model", model, "--data", data, "--target-cols", "hisco_1", "--output", folder]
-        asked += ["--batch-size", 32, "--device", "cpu", "--processes", number]
+        asked += ["--batch-size", 8, "--device", "cpu", "--processes", number]
         with settings_of_torch():
             torch.set_num_threads(1)
             run_here(evaluate.main, *asked)

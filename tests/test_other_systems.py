@@ -113,6 +113,7 @@ pytestmark = pytest.mark.processes
 USE_FROM_PYTHON = """
 import sys
 import torch
+from finetune import main as train
 from histocc import OccCANINE
 from histocc.data import prepare
 from histocc.evaluate import evaluate
@@ -121,7 +122,8 @@ from histocc.review.__main__ import main as review
 from histocc.runtime.errors import UserError
 
 torch.backends.fp32_precision = "tf32"  # torch then refuses to name it in the older way
-model, data, folder, texts = sys.argv[1:]
+model, data, folder, texts, *how = sys.argv[1:]
+assert not train([*how, model, "--max-steps", "3"])
 coded, sheet, final = (folder + name for name in (".coded.csv", ".sheet.csv", ".final.csv"))
 columns = ["--column", "occ1", "--language-column", "lang"]
 assert not predict(["--model", model, "--input", texts, *columns, "--output", coded])
@@ -131,6 +133,7 @@ coder = OccCANINE(model, device="cpu", verbose=False)
 print(coder.predict(["blacksmith"], lang="en"))
 columns = {"target_cols": ["hisco_1", "hisco_2"], "language_col": "lang"}
 coder.finetune(data, folder, max_steps=1, device="cpu", **columns)
+columns |= {"share_val": 1}
 print(evaluate(model, data, device="cpu", **columns))
 
 def full(*_):
@@ -152,23 +155,23 @@ on_other_system = functools.partial(run, __file__)
 def train(tmp_path_factory):
     """Return the start of a command that trains, without its folder."""
     data = write_rows(tmp_path_factory.mktemp("data") / "data.csv", 40)
-    return [FINETUNE, "--dataset", data, *DATA_COLUMNS, *TINY, "--batch-size", "8", "--save-path"]
+    how = [*DATA_COLUMNS, *TINY, "--batch-size", "8", "--share-val", "0"]
+    return [FINETUNE, "--dataset", data, *how, "--save-path"]
 
 
 def test_one_process_does_all_that_a_user_asks_for(train, tmp_path):
     data, model, texts = train[2], tmp_path / "run", tmp_path / "texts.csv"
     texts.write_text("occ1,lang\nblacksmith,en\nfisker,da\n")
     (tmp_path / "use.py").write_text(USE_FROM_PYTHON)
-    on_other_system(*train, model, "--max-steps", "2")
-    said = on_other_system(*train, model, "--max-steps", "3", "--num-workers", "1")
-    assert "Resuming from step 2" in said
+    on_other_system(*train, model, "--max-steps", "2", "--num-workers", "1")
     if all_tests():
         on_other_system("histocc.prepare", data, *DATA_COLUMNS, "--save-path", tmp_path / "report")
         on_other_system("histocc.evaluate", "--model", model, "--data", data, "--fit-thresholds")
         on_other_system("histocc.export", model, tmp_path / "exported.bin", "--to", "published")
         on_other_system("histocc.watch", model, "--once")
         on_other_system("histocc.doctor", "--device", "cpu")
-    said = on_other_system(tmp_path / "use.py", model, data, tmp_path / "tuned", texts)
+    said = on_other_system(tmp_path / "use.py", model, data, tmp_path / "tuned", texts, *train[1:])
+    assert "Resuming from step 2" in said
     assert (tmp_path / "tuned.final.csv").read_text().count("\n") == 3
     assert "prob_1" in said and "no space left on the device" in said.splitlines()[-1]
     assert not list(tmp_path.rglob("run.lock"))

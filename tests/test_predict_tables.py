@@ -10,10 +10,10 @@ import shlex
 import sys
 
 import pytest
-from helpers import read, run, run_here, write_csv
+from helpers import read, run_here, write_csv
 from test_predict import CODES, HEADER, columns, flags, model, predict_here, refused, save_model, table  # noqa: F401
 
-from histocc.data.tables import CHUNK, read_chunks, table_format
+from histocc.data.tables import read_chunks, table_format
 from histocc.formatter import ANSWER, hisco_blocky5
 from histocc.predict import __main__ as predict
 from histocc.predict import coding
@@ -304,13 +304,16 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     assert len(read(existing)) == 5
 
 
-def test_dittos_at_the_start_of_a_chunk_on_one_process_and_on_two(model, tmp_path):
-    rows = [(("væver", "fisker", "smed")[i % 3], "da") for i in range(CHUNK)]
+def test_dittos_at_the_start_of_a_chunk_on_one_process_and_on_two(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("histocc.data.tables.CHUNK", 64)
+    monkeypatch.setattr(coding, "PIECE", 2)
+    rows = [(("væver", "fisker", "smed")[i % 3], "da") for i in range(64)]
     rows += [("do.", ""), ("d:o", "da"), ("smed", "da"), ("–„–", "")]
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], rows)
-    one, two = (flags(model, source, tmp_path / name, "--device", "cpu") for name in ("one", "two"))
+    one, two = (flags(model, source, tmp_path / name) for name in ("one", "two"))
     predict_here(*one)
-    assert "in 3 rows: 3 with the text of the row above" in run("histocc.predict", *two, processes=2)
+    said = predict_here(*two, "--processes", 2)
+    assert "2 processes" in said and "in 3 rows: 3 with the text of the row above" in said
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     found = [[row[name] for name in ("hisco_1", "prob_1", "conf")] for row in read(tmp_path / "one")]
     assert found[-5] == found[-4] == found[-3] != found[-2] == found[-1]
