@@ -128,7 +128,7 @@ def test_flat_is_taken_unless_another_is_ahead_by_a_standard_error(gains, losses
 SHARE = 0.75
 FLAGS = [
     *TINY[:-2],
-    *words("--ngram-passes 4 --target-cols hisco_1 hisco_2 hisco_3 --formatter hisco --language-col lang"),
+    *words("--ngram-passes 2 --target-cols hisco_1 hisco_2 hisco_3 --formatter hisco --language-col lang"),
 ]
 
 
