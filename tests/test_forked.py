@@ -61,10 +61,10 @@ def test_a_process_that_dies_or_fails_is_noticed_while_others_work(error, kind, 
 
 
 def test_a_process_is_waited_for_as_long_as_it_works():
-    shared = Forked(3, never, 0.6)
+    shared = Forked(3, never, 1.0)
 
     def work(number: int) -> bytes:
-        for _ in range(16 * number):
+        for _ in range(30 * number):
             time.sleep(0.05)
             shared.check()
         return b"x" * 10**6  # more than a pipe takes at once

@@ -166,7 +166,8 @@ def test_one_process_does_all_that_a_user_asks_for(train, tmp_path):
     on_other_system(*train, model, "--max-steps", "2", "--num-workers", "1")
     if all_tests():
         on_other_system("histocc.prepare", data, *DATA_COLUMNS, "--save-path", tmp_path / "report")
-        on_other_system("histocc.evaluate", "--model", model, "--data", data, "--fit-thresholds")
+        others = write_rows(tmp_path / "others.csv", 40, 1000)
+        on_other_system("histocc.evaluate", "--model", model, "--data", others, "--fit-thresholds")
         on_other_system("histocc.export", model, tmp_path / "exported.bin", "--to", "published")
         on_other_system("histocc.watch", model, "--once")
         on_other_system("histocc.doctor", "--device", "cpu")
