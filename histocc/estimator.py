@@ -77,7 +77,8 @@ class OccupationClassifier:
         targets = {f"label_{i}": cells for i, cells in enumerate(zip_longest(*labels, fillvalue=""), 1)}
         self._texts = [name for name in table if name != self.language_col]
         how = self.get_params() | {"target_cols": [*targets], "input_col": self._texts, "delimiter": ","}
-        with TemporaryDirectory() as folder, one_run, fork_rng([]), redirect_stdout(io.StringIO()):
+        own = TemporaryDirectory(ignore_cleanup_errors=True)  # Windows keeps what an error leaves mapped
+        with own as folder, one_run, fork_rng([]), redirect_stdout(io.StringIO()):
             rows, run = f"{folder}/rows.csv", f"{folder}/run"
             Path(rows).write_bytes(csv_text([[*table, *targets], *zip(*table.values(), *targets.values())]))
             args = FinetuneConfig(dataset=[rows], save_path=run, model_size="ngrams", ditto="none", **how)

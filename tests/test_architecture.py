@@ -89,12 +89,12 @@ SIZES = {
     "trainer": (2210, 10),
     "model": (2820, 14),
     "published": (760, 4),
-    "data": (4670, 17),
+    "data": (4650, 17),
     "predict": (2345, 10),
     "learn": (1100, 6),
     "job": (1430, 7),
-    "evaluate": (1475, 5),
-    "review": (2215, 7),
+    "evaluate": (1480, 5),
+    "review": (2210, 7),
     "sample": (765, 6),
     "": (3140, 19),  # single files, and the lexicon
 }

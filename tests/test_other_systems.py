@@ -133,6 +133,10 @@ coder = OccCANINE(model, device="cpu", verbose=False)
 print(coder.predict(["blacksmith"], lang="en"))
 columns = {"target_cols": ["hisco_1", "hisco_2"], "language_col": "lang"}
 coder.finetune(data, folder, max_steps=1, device="cpu", **columns)
+try:
+    evaluate(model, data, device="cpu", **columns)
+except UserError as error:
+    print(error)
 columns |= {"share_val": 1}
 print(evaluate(model, data, device="cpu", **columns))
 
@@ -173,6 +177,7 @@ def test_one_process_does_all_that_a_user_asks_for(train, tmp_path):
         on_other_system("histocc.doctor", "--device", "cpu")
     said = on_other_system(tmp_path / "use.py", model, data, tmp_path / "tuned", texts, *train[1:])
     assert "Resuming from step 2" in said
+    assert "the model was trained on all texts" in said
     assert (tmp_path / "tuned.final.csv").read_text().count("\n") == 3
     assert "prob_1" in said and "no space left on the device" in said.splitlines()[-1]
     assert not list(tmp_path.rglob("run.lock"))

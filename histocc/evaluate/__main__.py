@@ -569,7 +569,9 @@ def evaluate(
     """
     values = {"model": model, "data": [data] if isinstance(data, str | os.PathLike) else list(data)}
     with contextlib.ExitStack() as held:
-        values |= {**flags, "output": output or held.enter_context(tempfile.TemporaryDirectory())}
+        # after an error the data are still mapped, and Windows keeps such files
+        own = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        values |= {**flags, "output": output or held.enter_context(own)}
         args = EvaluateConfig(**get_args_parser().checked(values, "evaluate"))
         if not output and (args.fit_confidence or args.fit_thresholds) and models.is_shared(args.model):
             raise UserError(f"{args.model} stays unchanged: name a folder for what is fitted, with output=")
