@@ -30,7 +30,12 @@ class Browser:
         os.close(to_browser[0])
         os.close(from_browser[1])
         self.output, self.input = open(to_browser[1], "wb", 0), open(from_browser[0], "rb")
-        self.number, self.session = 0, ""
+        self.number = 0
+        self.open_tab()
+
+    def open_tab(self) -> None:
+        """Go on in a new tab, with nothing of the one before."""
+        self.session = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.resize(1280, 800)

@@ -19,12 +19,18 @@ from benchmarks.browser import CHROMIUM, Browser
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def browser(tmp_path):
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
     if CHROMIUM is None:
         pytest.skip("chromium is not on this machine")
-    with contextlib.closing(Browser(tmp_path / "profile")) as browser:
+    with contextlib.closing(Browser(tmp_path_factory.mktemp("profile"))) as browser:
         yield browser
+
+
+@pytest.fixture
+def browser(chromium):
+    chromium.open_tab()
+    return chromium
 
 
 # Presses 1 at once whenever another text is shown.
@@ -224,7 +230,7 @@ def varied(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_nothing_moves_between_texts(varied, browser, theme):
     """Whatever is listed; all buttons are in the window at each size, also with text of twice the size."""
     browser.set_theme(theme)

@@ -1,15 +1,20 @@
 """`python -m histocc.review serve`: decisions through the page's interface, with a real server process."""
 
+import contextlib
 import csv
 import fcntl
+import functools
 import http.client
 import io
 import json
+import multiprocessing
 import os
 import re
 import resource
 import shlex
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -17,14 +22,16 @@ import urllib.request
 from dataclasses import replace
 
 import pytest
-from helpers import free_port, start_forked, wait_until
+from helpers import _as_script, environment, free_port, wait_until
 from test_errors import in_child
 from test_review import read, run, write
 
+from histocc.data.descriptions import read_descriptions
 from histocc.formatter import hisco_key
+from histocc.review import search, serve
 from histocc.review.learn import Learner
 from histocc.review.serve import CHANGED, Decisions
-from histocc.review.sheet import CodedFile, CodedText, Codes
+from histocc.review.sheet import CodedFile, CodedText, Codes, formatter_of
 from histocc.runtime.errors import TrainingError
 
 SCRIPT = "<script>document.title='ran'</script> smith"
@@ -52,6 +59,43 @@ def folder(tmp_path):
     return tmp_path
 
 
+@functools.cache
+def hisco_search():
+    """The codes of HISCO and their search, which takes most of a server's start."""
+    codes = Codes(list(hisco_key()), "hisco", read_descriptions(None, [*hisco_key()], formatter_of("hisco")))
+    return codes, search.Search(codes, search.word_lists())
+
+
+def save_here(line, input, **_):
+    """What the process of `save_table` does, in this one."""
+    out, problem = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(problem):
+        sys.stdin = io.StringIO(input)
+        with pytest.raises(SystemExit) as ended:
+            exec(line[-1])
+    return subprocess.CompletedProcess(line, ended.value.code, out.getvalue(), problem.getvalue())
+
+
+def start_server(arguments, output, saves_here=False, **variables):
+    """Fork a server that has its search for codes of HISCO, and saves as a process of its own or here."""
+    codes, made = hisco_search()
+
+    def as_made(given, lists):
+        is_hisco = lists and (given.codes, given.words) == (codes.codes, codes.words)
+        return made if is_hisco else search.Search(given, lists)
+
+    def work():
+        sys.stdout = sys.stderr = open(output, "a", buffering=1)
+        serve.Search = as_made
+        subprocess.run = save_here if saves_here else subprocess.run
+        _as_script("histocc.review", arguments, output, environment(**variables))
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    wait_until(lambda: re.search(r"http://\S+/", output.read_text()), output.read_text)
+    return process, re.search(r"http://\S+/", output.read_text())[0]
+
+
 class Serving:
     """A server process, and a window that asks it."""
 
@@ -63,9 +107,7 @@ class Serving:
         arguments += ["--guesses", "none"]
         if "--port" not in more:
             arguments += ["--port", free_port()]
-        [self.process] = start_forked("histocc.review", arguments, self.output, **variables)
-        wait_until(lambda: re.search(r"http://\S+/", self.output.read_text()), self.output.read_text)
-        self.address = re.search(r"http://\S+/", self.output.read_text())[0]
+        self.process, self.address = start_server([*map(str, arguments)], self.output, **variables)
 
     def send(self, address=None, content=None, **headers):
         """(status, content)"""
@@ -104,6 +146,12 @@ class Serving:
 
     def __exit__(self, *_):
         self.kill()
+
+
+@pytest.fixture
+def few_titles(monkeypatch):
+    """The lists of titles are short: with all of them a search takes most of a test."""
+    monkeypatch.setattr(serve, "word_lists", lambda: {"farmer": ("61110",)})
 
 
 def decisions(folder):
@@ -161,7 +209,7 @@ def test_decisions_are_in_the_file_when_the_next_text_comes_and_outlast_a_kill(f
     assert (folder / "coded.csv").read_bytes() == raw
 
 
-def test_a_decision_is_on_the_disk_before_it_counts(folder, monkeypatch):
+def test_a_decision_is_on_the_disk_before_it_counts(folder, few_titles, monkeypatch):
     path, synced, sync = folder / "decided.csv", [], os.fsync
 
     def fsync(descriptor):
@@ -385,7 +433,7 @@ def saved(rows, encoding="utf-8", **how):
         lambda rows: saved([[i or "", *(cell or "NA" for cell in row)] for i, row in enumerate(rows)]),
     ],
 )
-def test_decisions_that_another_program_has_saved(folder, save):
+def test_decisions_that_another_program_has_saved(folder, few_titles, save):
     key, path = Codes([*hisco_key(), "NA"], "hisco", {}), folder / "decided.csv"
 
     def opened(coded="coded.csv"):
@@ -536,7 +584,7 @@ def test_decisions_teach(folder):
         first_choice(server, "75400", False)  # of the most similar title
 
 
-def test_a_decision_that_was_taken_back_is_no_guess(folder):
+def test_a_decision_that_was_taken_back_is_no_guess(folder, few_titles):
     rows = [[f"{trade} {place}", "en"] for trade in TRADES for place in PLACES]
     write(folder / "texts.csv", [["occ1", "lang"], *rows])
     coded = CodedFile(str(folder / "texts.csv"), system="hisco")
@@ -573,7 +621,7 @@ def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
         assert path.read_bytes() == after
 
 
-def test_a_decision_that_finds_no_room_is_not_in_the_file(folder):
+def test_a_decision_that_finds_no_room_is_not_in_the_file(folder, few_titles):
     coded, key = CodedFile(str(folder / "coded.csv")), Codes([*hisco_key(), "3"], "hisco", {})
     decided = Decisions(coded, key, str(folder / "decided.csv"))
 

@@ -9,10 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from helpers import environment, free_port, start_forked, wait_until
+from helpers import environment, free_port, wait_until
 from test_review import read, run, write
-from test_review_browser import browser  # noqa: F401
-from test_review_page import PLACES, TRADES, Serving
+from test_review_browser import browser, chromium  # noqa: F401
+from test_review_page import PLACES, TRADES, Serving, start_server
 
 from histocc.data.rows import read_columns
 from histocc.review.__main__ import ReviewConfig, read_table, save_table
@@ -29,9 +29,7 @@ class Choosing(Serving):
     def __init__(self, path, *more, output, **variables):
         self.output = output
         output.write_text("")
-        [self.process] = start_forked("histocc.review", [path, *more], output, **variables)
-        wait_until(lambda: re.search(r"http://\S+/", output.read_text()), output.read_text)
-        self.address = re.search(r"http://\S+/", output.read_text())[0]
+        self.process, self.address = start_server([str(path), *map(str, more)], output, **variables)
 
     def request(self, status=200, **content):
         answered, body = self.send(content=content)
@@ -50,10 +48,12 @@ class Choosing(Serving):
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, request):
+    """Saves in its process, unless the test has the parameter True."""
     (tmp_path / "folder").mkdir()
     more = ["--no-browser", "--guesses", "none", "--port", free_port(), "--language", "Danish"]
-    with Choosing(tmp_path / "folder", *more, output=tmp_path / "output.txt") as server:
+    here = {"saves_here": not getattr(request, "param", False)}
+    with Choosing(tmp_path / "folder", *more, output=tmp_path / "output.txt", **here) as server:
         server.folder = tmp_path / "folder"
         yield server
 
@@ -120,6 +120,7 @@ def test_nothing_outside_the_folder_is_read_or_written(server):
     assert before.items() <= after.items() and "Traceback" not in server.output.read_text()
 
 
+@pytest.mark.parametrize("server", [True], indirect=True, ids=["a process saves"])
 def test_names_like_flags_reach_no_command(server):
     """Neither a process that saves, nor a command that is printed."""
     folder, victim = server.folder, server.folder.parent / "victim.csv"
