@@ -30,7 +30,7 @@ def demo(tmp_path_factory):
         run_here(sampling.main, "--demo", ".")
         for name, model in {
             "output": ("ngrams", "--prior", "none"),
-            "encoder": ("tiny", "--ngrams", "none", "--max-steps", 1),
+            "encoder": ("tiny", "--ngrams", "none", "--max-steps", 1, "--seq2seq-weight", 0),
         }.items():
             flags = ["--dataset", "data.csv", "--save-path", f"./{name}", "--share-test", 0.1]
             run_here(finetune.main, *flags, "--ngram-passes", 1, "--model-size", *model)
