@@ -3,7 +3,7 @@
 import doctest
 
 import pytest
-from helpers import REPO, run_here
+from helpers import REPO, all_tests, run_here
 
 import finetune
 from histocc import OccCANINE, OccupationClassifier, join_columns, load_model
@@ -15,22 +15,25 @@ from histocc.sample import __main__ as sampling
 
 pytestmark = pytest.mark.processes
 NAMED = (
-    *(OccCANINE, OccCANINE.predict, OccCANINE.finetune, OccupationClassifier, evaluating.evaluate),
+    *(OccCANINE, OccCANINE.predict, OccupationClassifier, evaluating.evaluate),
     *(Report.table, compare, curves, evaluation, join_columns, load_model),
 )
+ENCODER = ("tiny", "--ngrams", "none", "--max-steps", 1, "--seq2seq-weight", 0)
 PLOTS = ("curves", "evaluation")  # which need matplotlib
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A folder with data.csv, a run on it that set a test part aside, and one with an encoder."""
+    """A folder with data.csv, a run on it that set a test part aside, and another, under --all with an
+    encoder.
+    """
     folder = tmp_path_factory.mktemp("doctests")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run_here(sampling.main, "--demo", ".")
         for name, model in {
             "output": ("ngrams", "--prior", "none"),
-            "encoder": ("tiny", "--ngrams", "none", "--max-steps", 1, "--seq2seq-weight", 0),
+            "encoder": ENCODER if all_tests() else ("ngrams", "--prior", "none", "--seed", 2),
         }.items():
             flags = ["--dataset", "data.csv", "--save-path", f"./{name}", "--share-test", 0.1]
             run_here(finetune.main, *flags, "--ngram-passes", 1, "--model-size", *model)
@@ -38,7 +41,11 @@ def demo(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("named", NAMED, ids=lambda named: named.__qualname__)
+@pytest.mark.parametrize(
+    "named",
+    [*NAMED, pytest.param(OccCANINE.finetune, marks=pytest.mark.full)],
+    ids=lambda named: named.__qualname__,
+)
 def test_the_example_of_a_docstring_runs(named, demo, monkeypatch):
     if named.__name__ in PLOTS:
         pytest.importorskip("matplotlib")
