@@ -206,22 +206,22 @@ def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, ca
         launched(0, 0, 2, 2, "127.0.0.1", port)
         said = f"could not meet .*MASTER_PORT={port}.*(?s:.*)choose another MASTER_PORT"
         with pytest.raises(UserError, match=said):
-            init_world(ProcessFlags(device="cpu", timeout_minutes=0.02))
+            init_world(ProcessFlags(device="cpu", timeout_minutes=0.01))
     capfd.readouterr()
     for place in ((1, 1, 2, 2, "127.0.0.1"), (1, 1, 2, 2, "nowhere.invalid"), (0, 0)):
         launched(*place)
         said = f"could not meet .*{port}.*: .[Ee]rrno(?s:.*)rank 0 must run on that one, and the"
         with pytest.raises(UserError, match=said):
-            init_world(ProcessFlags(device="cpu", timeout_minutes=0.02))
+            init_world(ProcessFlags(device="cpu", timeout_minutes=0.01))
         assert capfd.readouterr() == ("", "")  # nothing of torch's own, with C++ frames
 
 
 def test_a_host_that_is_not_known_is_named_long_before_the_limit(launched, monkeypatch, capfd):
-    monkeypatch.setattr("histocc.runtime.world.JOINING_SECONDS", 1.0)
+    monkeypatch.setattr("histocc.runtime.world.JOINING_SECONDS", 0.3)
     for rank in (0, 1):
         launched(rank, rank, 2, 2, "nowhere.invalid", 29500)
         with pytest.raises(UserError, match="could not meet .*MASTER_ADDR=nowhere.invalid"):
-            init_world(ProcessFlags(device="cpu", timeout_minutes=0.04))
+            init_world(ProcessFlags(device="cpu", timeout_minutes=0.015))
         said = f"WARNING: rank {rank} waits for MASTER_ADDR=nowhere.invalid, which its machine does not"
         assert capfd.readouterr().err.count(said) == 1
 
@@ -376,10 +376,10 @@ def test_rank_0_works_alone_and_its_mistake_is_raised_on_every_rank():
 @pytest.mark.processes
 def test_what_rank_0_does_alone_may_take_longer_than_the_time_limit():
     def slowly():
-        time.sleep(3.5)
+        time.sleep(2.4)
         return "done"
 
-    assert ranks_do(lambda world: world.run_on_main(slowly), minutes=0.03) == ["done"] * 2
+    assert ranks_do(lambda world: world.run_on_main(slowly), minutes=0.02) == ["done"] * 2
 
 
 @pytest.mark.processes
@@ -389,9 +389,15 @@ def test_a_folder_that_not_all_ranks_share_is_named(tmp_path, monkeypatch):
         (tmp_path / name / "folder").mkdir(parents=True)
     shared = str(tmp_path / "a" / "folder")
     assert ranks_do(lambda world: all_see(world, shared)) == [None] * 2
-    found = ranks_do(
-        lambda world: all_see(world, "folder"), before=lambda rank: os.chdir(tmp_path / "ab"[rank])
-    )
+
+    def of_each(world):
+        world_module.time = Mock(
+            monotonic=lambda: 10 * time.monotonic(), sleep=time.sleep
+        )
+        os.chdir(tmp_path / "ab"[world.rank])
+        return all_see(world, "folder")
+
+    found = ranks_do(of_each)
     host = socket.gethostname()
     said = f"folder: rank 1 on {host} does not see what rank 0 on {host} writes there"
     assert all(kind is UserError and text.startswith(said) for kind, text in found), found

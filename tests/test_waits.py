@@ -27,32 +27,33 @@ CODE += "frame.start(p, lambda args, world: print('joined', world.rank))"
 
 
 @pytest.fixture
-def joining():
+def joining(tmp_path):
     """Starts a process that joins another one, which takes connections and never answers."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(8)
+    (tmp_path / "joins.py").write_text(CODE)
+    (tmp_path / "log").touch()
+    with socket.create_server(("127.0.0.1", 0), backlog=8) as server:
         port = str(server.getsockname()[1])
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "1", "LOCAL_RANK": "1"}
-        yield lambda *flags: subprocess.Popen(
-            [sys.executable, "-c", CODE, *flags], env=environment(WORLD_SIZE="2", **place), **PIPED
-        )
+        place["WORLD_SIZE"] = "2"
+        yield lambda *flags: start_forked(tmp_path / "joins.py", flags, tmp_path / "log", **place)[0]
 
 
 @pytest.mark.full
-def test_joining_has_the_limit_of_the_job(joining):
+def test_joining_has_the_limit_of_the_job(joining, tmp_path):
     process = joining("--timeout-minutes", "0.02")
-    output, _ = process.communicate(timeout=90)
-    assert process.returncode == 2 and output.startswith("error: ") and output.count("\n") <= 2, output
+    process.join(90)
+    output = (tmp_path / "log").read_text()
+    assert process.exitcode == 2 and output.startswith("error: ") and output.count("\n") <= 2, output
     assert "MASTER_PORT=" in output and "frame #" not in output
 
 
-def test_a_signal_ends_joining(joining):
+def test_a_signal_ends_joining(joining, tmp_path):
     process = joining()
     wait_until_handled(signal.SIGTERM, process.pid)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and output.startswith("Stopped by SIGTERM"), output
+    process.terminate()
+    process.join(60)
+    output = (tmp_path / "log").read_text()
+    assert process.exitcode == 0 and output.startswith("Stopped by SIGTERM"), output
 
 
 def test_handlers_that_cannot_be_given_back_stay(monkeypatch):
