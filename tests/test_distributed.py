@@ -390,10 +390,8 @@ def test_a_folder_that_not_all_ranks_share_is_named(tmp_path, monkeypatch):
     shared = str(tmp_path / "a" / "folder")
     assert ranks_do(lambda world: all_see(world, shared)) == [None] * 2
 
-    def of_each(world):
-        world_module.time = Mock(
-            monotonic=lambda: 10 * time.monotonic(), sleep=time.sleep
-        )
+    def of_each(world):  # its clock is fast
+        world_module.time = Mock(monotonic=lambda: 10 * time.monotonic(), sleep=time.sleep)
         os.chdir(tmp_path / "ab"[world.rank])
         return all_see(world, "folder")
 

@@ -186,12 +186,17 @@ def test_names_of_every_kind(plan, data, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+def some(*cases):
+    """Every second case by default, all under --all."""
+    return [pytest.param(*case, marks=[pytest.mark.full] * (i % 2)) for i, case in enumerate(cases)]
+
+
 LEFT_TO_THE_SCRIPT = dict.fromkeys(("--target-cols", "--formatter", "--language-col"))
 
 
 @pytest.mark.parametrize(
     "script, words, variables, expected",
-    [
+    some(
         (LAUNCH, ["both/"], {}, {"--train-data": "both/train.csv", "--val-data": "both/val.parquet"}),
         (MULTI, ["both"], {}, {"--save-dir": "./output", "--dataset": None, "--lr-scaling": "linear"}),
         (MULTI, ["DATA"], {}, {"--save-dir": "./output", "--lr-scaling": "linear"} | LEFT_TO_THE_SCRIPT),
@@ -204,7 +209,7 @@ LEFT_TO_THE_SCRIPT = dict.fromkeys(("--target-cols", "--formatter", "--language-
         (LAUNCH, ["--", "--max-steps", "9"], {}, {"--num-epochs": "1", "--global-batch-size": "64"}),
         (LAUNCH, [], {"MODEL_SIZE": "small"}, {"--model-size": "small", "--num-epochs": "1"}),
         (LAUNCH, ["DATA", "--", "--model_size=base"], {"MODEL_SIZE": "small"}, {"--model-size": None}),
-    ],
+    ),
 )
 def test_flags_that_a_launcher_adds(plan, data, script, words, variables, expected):
     """Those that the user gives are the only ones; what the columns mean is left to the script."""
@@ -276,7 +281,7 @@ def test_the_run_on_the_sample_is_not_mistaken_for_another(plan, data, tmp_path)
 
 @pytest.mark.parametrize(
     "script, words, variables, processes, said",
-    [
+    some(
         (MULTI, [], {"FAKE_GPUS": "4"}, "4", "Devices:     4 of 4 GPU(s)\n"),
         (LAUNCH, [], {"FAKE_GPUS": "4"}, "2", "Devices:     2 of 4 GPU(s)\n"),
         (LAUNCH, ["all"], {"FAKE_GPUS": "4"}, "4", ""),
@@ -289,7 +294,7 @@ def test_the_run_on_the_sample_is_not_mistaken_for_another(plan, data, tmp_path)
         (LAUNCH, ["2"], {"OMP_THREAD_LIMIT": "1"}, "2", "OMP_NUM_THREADS=3\n"),
         (LAUNCH, ["2"], {"OMP_NUM_THREADS": "7"}, "2", "OMP_NUM_THREADS=7\n"),
         (LAUNCH, ["24"], {}, "24", "OMP_NUM_THREADS=1\n"),
-    ],
+    ),
 )
 def test_processes_and_threads(plan, data, script, words, variables, processes, said):
     done = plan(script, data, *words, **variables)

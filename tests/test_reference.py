@@ -7,7 +7,9 @@ import re
 from argparse import SUPPRESS
 
 import pytest
-from helpers import REPO, run
+from helpers import REPO, run_here
+
+from histocc.__main__ import main
 
 SPEC = importlib.util.spec_from_file_location("reference", REPO / "scripts" / "reference.py")
 reference = importlib.util.module_from_spec(SPEC)
@@ -55,9 +57,9 @@ def test_every_flag_is_in_the_page():
 @pytest.mark.processes
 def test_a_run_writes_the_files_and_fields_that_the_page_lists(tmp_path):
     demo, output, report = tmp_path / "demo", tmp_path / "output", tmp_path / "evaluation"
-    run("histocc", "sample", "--demo", demo)
-    run("histocc", "train", demo / "data.csv", "--prior", "none", "--output", output)
-    run("histocc", "evaluate", demo / "test.csv", "--model", output, "--output", report, "--by", "lang")
+    run_here(main, "sample", "--demo", demo)
+    run_here(main, "train", demo / "data.csv", "--prior", "none", "--output", output)
+    run_here(main, "evaluate", demo / "test.csv", "--model", output, "--output", report, "--by", "lang")
     for folder, files in ((output, reference.RUN_FOLDER), (report, reference.EVALUATION)):
         found = {f"{path.name}{'/' * path.is_dir()}" for path in folder.iterdir()}
         assert always(files) <= found and found <= {*files, "curves.svg"}
@@ -77,16 +79,8 @@ def test_a_run_writes_the_files_and_fields_that_the_page_lists(tmp_path):
 
     for flags in ("", "--k 2", "--choices 2 --classes hisclass --draws 2 --explain --level 3"):
         known = ("--known", demo / "known.csv") if flags else ()
-        arguments = (
-            "--model",
-            output,
-            "--output",
-            tmp_path / "coded.csv",
-            "--overwrite",
-            *flags.split(),
-            *known,
-        )
-        run("histocc", "predict", demo / "new.csv", *arguments)
+        given = ("--model", output, "--output", tmp_path / "coded.csv", "--overwrite", *flags.split(), *known)
+        run_here(main, "predict", demo / "new.csv", *given)
         added = [plain(name) for name in header(tmp_path / "coded.csv")[3:]]
         assert always(reference.CODED) <= {*added} <= {*reference.CODED}
 

@@ -84,10 +84,11 @@ class EightRows(Rows):
         return {"x": torch.from_numpy(numbers)}
 
 
-@pytest.fixture(autouse=True)
-def no_wait_for_workers_at_the_end(monkeypatch):
+@pytest.fixture
+def short_waits(monkeypatch):
     """torch waits for each worker as long as this, when its iterator is collected: in a later test's time."""
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr("histocc.trainer.batches.POLL_SECONDS", 0.2)
     yield
     gc.collect()
 
@@ -105,14 +106,12 @@ def loader(what, limit=60.0):
         ("hangs", r"no answer for .* s \(--timeout-minutes\); --num-workers 0"),
     ],
 )
-def test_a_worker_that_fails_ends_the_run_with_its_reason(what, words, monkeypatch):
-    monkeypatch.setattr("histocc.trainer.batches.POLL_SECONDS", 0.2)
+def test_a_worker_that_fails_ends_the_run_with_its_reason(what, words, short_waits):
     with pytest.raises(TrainingError, match=words):
         list(loader(what, limit=0.5 if what == "hangs" else 60.0))
 
 
-def test_a_request_to_stop_ends_the_wait_for_a_worker(monkeypatch):
-    monkeypatch.setattr("histocc.trainer.batches.POLL_SECONDS", 0.2)
+def test_a_request_to_stop_ends_the_wait_for_a_worker(short_waits):
     with signals.listening() as stop:
         stop.receive(signal.SIGTERM)
         with pytest.raises(TrainingError, match="no answer for"):
