@@ -240,10 +240,8 @@ def test_another_constant_is_another_model_and_other_data(tmp_path):
     copied = Path(shutil.copytree(Path(histocc.__file__).parent, tmp_path / "histocc"))
     own = built_in.path(), PREPARED_FORMAT
     assert in_child(names) == own
-    for file, constant, of_data in (
-        ("sample/built_in.py", "THRESHOLD = ", False),
-        ("data/records.py", "MAX_WEIGHT = ", True),
-    ):
+    changes = ("sample/built_in.py", "THRESHOLD = ", False), ("data/records.py", "MAX_WEIGHT = ", True)
+    for file, constant, of_data in changes:
         text = (copied / file).read_text()
         assert text.count(f"\n{constant}") == 1
         (copied / file).write_text(text.replace(f"\n{constant}", f"\n{constant}1e-9 + "))

@@ -24,9 +24,7 @@ PLOTS = ("curves", "evaluation")  # which need matplotlib
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A folder with data.csv, a run on it that set a test part aside, and another, under --all with an
-    encoder.
-    """
+    """A folder with data.csv, and two runs on it with a test part; under --all one has an encoder."""
     folder = tmp_path_factory.mktemp("doctests")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -186,47 +186,16 @@ PLACES_OF_BUTTONS = """JSON.stringify(["unsure", "none", "skip", "undo", "back",
 def varied(tmp_path):
     """A coded file of texts with different lengths and numbers of choices."""
     long = "gift med en smed, tidligere husmand og nu indsidder hos sin søn, en skrædder"
-    texts = [
-        "smith",
-        long,
-        "خياط",
-        "clerk",
-        "<b>miner</b>",
-        "tailor",
-        "smed",
-        "baker",
-        "qq",
-        "cook",
-    ]
+    texts = ["smith", long, "خياط", "clerk", "<b>miner</b>", "tailor", "smed", "baker", "qq", "cook"]
     codes = ["83110", "75400", "39310", "61110", "77610"]
     rows = []
     for i, text in enumerate(texts):
         choices = [cell for code in codes[: i % 5 + 1] for cell in (code, str(0.4 / (1 + codes.index(code))))]
-        row = [
-            text,
-            "en",
-            f"<b>{i}</b>",
-            *choices[:2],
-            "0.4",
-            "1",
-            "1",
-            *choices,
-            *[""] * (10 - len(choices)),
-        ]
-        rows += [row] * (20 - i)
+        row = [text, "en", f"<b>{i}</b>", *choices[:2], "0.4", "1", "1", *choices]
+        rows += [row + [""] * (18 - len(row))] * (20 - i)
     names = [f"{name}_{i}" for i in range(1, 6) for name in ("choice", "choice_prob")]
-    header = [
-        "<i>text</i>",
-        "lang",
-        "<i>n</i>",
-        "hisco_1",
-        "prob_1",
-        "conf",
-        "conf_fitted",
-        "needs_review",
-        *names,
-    ]
-    write(tmp_path / "coded.csv", [header, *rows])
+    of_answer = ["hisco_1", "prob_1", "conf", "conf_fitted", "needs_review"]
+    write(tmp_path / "coded.csv", [["<i>text</i>", "lang", "<i>n</i>", *of_answer, *names], *rows])
     return tmp_path
 
 

@@ -448,9 +448,8 @@ def test_decisions_that_another_program_has_saved(folder, few_titles, save):
     content = save(list(csv.reader(io.StringIO(path.read_text("utf-8-sig")))))
     path.write_bytes(content)
     decided, after = opened()
-    assert [replace(made, place="") for _, made in after if made] == [
-        replace(made, place="") for _, made in before if made
-    ]
+    old, new = ([replace(made, place="") for _, made in each if made] for each in (before, after))
+    assert old == new
     assert (folder / "decided.csv.before").read_bytes() == content
     decided.decide(decided.texts[4].id, ["61110"], "", False, "", "Cy")
     assert [row["by"] for row in read(path)] == ["", "", "", "Bo", "Cy"]
@@ -504,10 +503,7 @@ def test_the_command_that_it_ends_with_works(folder, delimiter):
     assert command[:3] == ["histocc", "review", "apply"]
     run(*command[2:])
     final = str(folder / "my texts.final1.csv")
-    assert train == [
-        *("histocc", "train", final),
-        *("--formatter", "hisco", "--input-col", "job"),
-    ]
+    assert train == ["histocc", "train", final, "--formatter", "hisco", "--input-col", "job"]
     codes = [(row["hisco_1"], row["decided_by"]) for row in read(final)]
     assert sorted(codes) == [("", ""), ("83110", "Ann B")]
 
@@ -561,9 +557,7 @@ def test_decisions_teach(folder):
             server.decide(["75432", "83110"] if text == weavers[0] else ["75432"], text)
         first_choice(server, "75432", True)
         # guesses of the moment may lack the last decisions
-        wait_until(
-            lambda: shown(server, kent)["text"]["choices"][0]["prob"] > 0.5, lambda: shown(server, kent)
-        )
+        wait_until(lambda: shown(server, kent)["text"]["choices"][0]["prob"] > 0.5)
         state = shown(server, kent)
         low, high = state["interval"]
         assert low <= state["accuracy"] <= high and low >= 10 / 35
