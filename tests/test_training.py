@@ -2,6 +2,7 @@
 nothing lost or repeated by a restart.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import finetune
+import train_mixer
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.config import PrepareSettings
@@ -125,7 +127,7 @@ def curves(files, tmp_path_factory):
         "one": (None, None, ["--batch-size", 12]),
         "accumulated": (None, None, ["--batch-size", 6, "--accumulate-steps", 2]),
         "older launcher": (2, "launch", ["--batch-size", 6]),  # the one from before torchrun
-        "two": (2, None, [*total, "--batch-size", 2]),
+        "two": (2, None, [*total, "--batch-size", 3]),
         "four": (4, None, [*total, "--batch-size", 1]),
         "sharded": (3, None, fsdp),
     }
@@ -208,16 +210,17 @@ class TestAnyNumberOfProcesses:
 # ---- resuming
 
 
-@pytest.fixture(scope="module", params=["2 ddp", full("4 ddp"), full("2 fsdp")])
+@pytest.fixture(scope="module", params=["1 ddp", full("2 ddp"), full("4 ddp"), full("2 fsdp")])
 def runs(request, files, tmp_path_factory):
     folder, (processes, mode) = tmp_path_factory.mktemp("resume"), request.param.split()
-    processes = int(processes)
-    common = [*files, "--dropout", 0.1, "--batch-size", 12 // processes, "--log-interval", 2]
+    common = [*files, "--dropout", 0.1, "--global-batch-size", 12, "--log-interval", 2]
     common += ["--eval-interval", 4, "--save-interval", 1000, "--learning-rate", 1e-3, "--parallel", mode]
-    run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=processes)
-    run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", "--max-steps", 4, processes=processes)
-    output = run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", processes=processes)
-    return folder, output, common, processes
+    ran = functools.partial(run, TRAIN_MIXER, *common, processes=int(processes))
+    if processes == "1":
+        ran = functools.partial(run_here, train_mixer.main, *common)
+    ran("--save-dir", folder / "whole")
+    ran("--save-dir", folder / "parts", "--max-steps", 4)
+    return folder, ran("--save-dir", folder / "parts"), ran
 
 
 class TestGoingOn:
@@ -240,7 +243,7 @@ class TestGoingOn:
     @pytest.mark.full
     def test_a_finished_run_says_so_and_changes_nothing(self, runs):
         before = times_of(runs[0] / "whole")
-        output = run(TRAIN_MIXER, *runs[2], "--save-dir", runs[0] / "whole", processes=runs[3])
+        output = runs[2]("--save-dir", runs[0] / "whole")
         assert "is finished (9 steps)" in output and before == times_of(runs[0] / "whole")
 
 
@@ -253,7 +256,7 @@ def finished(tmp_path_factory):
     flags += ["--num-epochs", 1, "--save-interval", 1, "--keep-checkpoints", 2, "--save-each-epoch"]
     words = write_csv(folder / "words.csv", ("word", "freq"), [("old", 1)])
     flags += ["--learning-rate", 1e-3, "--fn-word-freq", words]
-    run(FINETUNE, *flags, "--save-path", folder / "run")
+    run_here(finetune.main, *flags, "--save-path", folder / "run")
     return folder / "run", flags
 
 
@@ -270,12 +273,12 @@ class TestFinetune:
         data, folder = write_rows(tmp_path / "data.csv", 60), tmp_path / "run"
         flags = ["--dataset", data, *TINY, "--batch-size", 16, "--save-path", folder, "--best-by", "loss"]
         flags += ["--eval-interval", 1, "--learning-rate", 0.03, "--patience", 2]
-        said = run(FINETUNE, *flags)
+        said = run_here(finetune.main, *flags)
         losses = {row["step"]: row["val_loss"] for row in read_logs(folder)}
         best, last = min(losses, key=losses.get), len(losses)
         assert state_of(folder, "best.bin")["step"] == best == last - 2 and state_of(folder)["step"] == last
         assert f"finished at step {last} of 20." in said
-        before, said = times_of(folder), run(FINETUNE, *flags)
+        before, said = times_of(folder), run_here(finetune.main, *flags)
         assert f"is finished ({last} steps)" in said and times_of(folder) == before
         said = run_here(finetune.main, *flags[:-1], 3, "--max-steps", last + 1)
         assert f"Resuming from step {last} " in said
@@ -286,8 +289,8 @@ class TestFinetune:
         data = write_rows(tmp_path / "data.csv", 60)
         flags = ["--dataset", data, *TINY, "--batch-size", 16, "--save-path", tmp_path / "run"]
         found = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
-        assert "Columns: --" not in run(FINETUNE, *flags, *found, "--max-steps", 1)
-        said = run(FINETUNE, *flags, "--max-steps", 2)
+        assert "Columns: --" not in run_here(finetune.main, *flags, *found, "--max-steps", 1)
+        said = run_here(finetune.main, *flags, "--max-steps", 2)
         assert f"Columns: {' '.join(found)}, by their names in {data}\n" in said
         assert "Resuming from step 1" in said
         args = state_of(tmp_path / "run")["args"]
@@ -314,7 +317,7 @@ class TestFinetune:
     def test_more_epochs_go_on(self, finished, tmp_path):
         folder, flags = finished
         shutil.copytree(folder, tmp_path / "run")
-        output = run(FINETUNE, *flags, "--save-path", tmp_path / "run", "--num-epochs", 2)
+        output = run_here(finetune.main, *flags, "--save-path", tmp_path / "run", "--num-epochs", 2)
         assert "2 epochs instead of 1" in output
         assert state_of(tmp_path / "run")["step"] == 2 * state_of(folder)["step"]
         fewer = [*flags, "--save-path", tmp_path / "run"]
@@ -323,7 +326,8 @@ class TestFinetune:
     def test_overwrite_starts_anew(self, finished, tmp_path):
         folder, flags = finished
         shutil.copytree(folder, tmp_path / "run")
-        run(FINETUNE, *flags, "--save-path", tmp_path / "run", "--overwrite", "--seed", 7, "--max-steps", 1)
+        anew = ["--save-path", tmp_path / "run", "--overwrite", "--seed", 7, "--max-steps", 1]
+        run_here(finetune.main, *flags, *anew)
         assert json.loads((tmp_path / "run" / "args.json").read_text())["seed"] == 7
         assert state_of(tmp_path / "run")["step"] == 1
         assert not (tmp_path / "run" / "epoch_1.bin").exists()
@@ -331,7 +335,8 @@ class TestFinetune:
     def test_eval_only_repeats_the_validation_and_writes_nothing(self, finished):
         folder, flags = finished
         before = times_of(folder)
-        output = run(FINETUNE, *flags, "--save-path", folder, "--eval-only", "--linear-loss", "mean")
+        again = ["--save-path", folder, "--eval-only", "--linear-loss", "mean"]
+        output = run_here(finetune.main, *flags, *again)
         assert "--linear-loss was" in output
         assert f"loss {read_logs(folder)[-1]['val_loss']:.4f}" in output and before == times_of(folder)
 
@@ -341,7 +346,7 @@ class TestFinetune:
             file.write("".join(f"pilot of boats {i},04220,,en\n" for i in range(6)))
         flags = ["--dataset", other, "--initial-checkpoint", finished[0], "--save-path", tmp_path / "run"]
         flags += ["--freeze-encoder", "--max-steps", 1, "--batch-size", 8, "--learning-rate", 1e-9]
-        output = run(FINETUNE, *flags, "--device", "cpu")
+        output = run_here(finetune.main, *flags, "--device", "cpu")
         assert "the weights of 8 of 9 codes" in output and "Model: tiny" in output
         old, new = state_of(finished[0], "best.bin"), state_of(tmp_path / "run")
         encoder = [name for name in old["model"] if name.startswith("encoder.")]
@@ -351,7 +356,7 @@ class TestFinetune:
             assert torch.allclose(rows[number], kept[new["key"][code]], atol=1e-6)
 
     def test_prepare_only_trains_nothing(self, finished, tmp_path):
-        output = run(FINETUNE, *finished[1], "--save-path", tmp_path / "run", "--prepare-only")
+        output = run_here(finetune.main, *finished[1], "--save-path", tmp_path / "run", "--prepare-only")
         names = "conflicts.csv data_report.json histocc.json key.csv prepared rejected_rows.csv"
         assert "60 read" in output and sorted(os.listdir(tmp_path / "run")) == names.split()
 
