@@ -87,8 +87,11 @@ def runs(files, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("resume")
     common = [*files, *WITH_NGRAMS, "--dropout", 0.1, "--encoder-dropout", 0.1, "--num-epochs", 3]
-    common += ["--global-batch-size", 12, "--log-interval", 2, "--save-interval", 1000]
-    run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=PROCESSES)
+    common += ["--global-batch-size", 12, "--ngram-passes", 2, "--save-interval", 1000, "--save-dir"]
+    if PROCESSES:
+        run(TRAIN_MIXER, *common, folder / "whole", processes=PROCESSES)
+    else:
+        run_here(train_mixer.main, *common, folder / "whole")
     return folder, common
 
 

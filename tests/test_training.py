@@ -112,7 +112,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     train, val = write_rows(folder / "train.csv", 25), write_rows(folder / "val.csv", 5, 100)
     flags = ["--train-data", train, "--val-data", val, *DEFAULT, "--language-col", "lang"]
-    return [*flags, "--num-epochs", 3, "--ngram-passes", 2]
+    return [*flags, "--num-epochs", 2, "--ngram-passes", 1]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def curves(files, tmp_path_factory):
     }
     if all_tests():
         common += [*total, "--batch-size", 6, "--save-dir", folder / "sharded"]
-        outputs["ddp after fsdp"] = run(TRAIN_MIXER, *common, "--max-steps", 8, processes=2)
+        outputs["ddp after fsdp"] = run(TRAIN_MIXER, *common, "--max-steps", 5, processes=2)
         outputs["fsdp after ddp"] = run(TRAIN_MIXER, *common, "--parallel", "fsdp", processes=2)
     return folder, outputs
 
@@ -165,8 +165,8 @@ class TestAnyNumberOfProcesses:
 
     def test_every_row_counts_once_the_loss_falls_and_the_last_step_is_validated(self, curves):
         rows, alone = (read_logs(curves[0] / name) for name in ("two", "one"))
-        assert [row["samples"] for row in rows] == [0, 12, 24, 25, 37, 49, 50, 62, 74, 75]
-        assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 4, 8, 9]
+        assert [row["samples"] for row in rows] == [0, 12, 24, 25, 37, 49, 50]
+        assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 4, 6]
         assert rows[-1]["val_loss"] < rows[0]["val_loss"]
         for name in ("val_loss", "seq_acc", "token_acc", "flat_acc"):  # of all 5 rows, and no others
             assert rows[-1][name] == pytest.approx(alone[-1][name], rel=1e-9)
@@ -184,7 +184,7 @@ class TestAnyNumberOfProcesses:
         """Names, shapes and values; in Adam's second moments, which are tiny, the last digits count less."""
         said = curves[1]
         assert "Parallel: FSDP" in said["sharded"] and "Parallel: DDP" in said["ddp after fsdp"]
-        assert "Resuming from step 8" in said["fsdp after ddp"]
+        assert "Resuming from step 5" in said["fsdp after ddp"]
         one, sharded = (state_of(curves[0] / name) for name in ("one", "sharded"))
         torch.testing.assert_close(sharded["model"], one["model"], rtol=1e-6, atol=1e-9)
         moments = [state["optimizer"]["state"] for state in (sharded, one)]
@@ -197,8 +197,8 @@ class TestAnyNumberOfProcesses:
             "model optimizer scheduler step key format config formatter system languages args rng position"
         )
         assert set(names.split()) <= state.keys()
-        assert state["step"] == 9 and state["system"] == "hisco" and state["format"] == 1
-        assert state["scheduler"]["last_epoch"] == 9  # as torch's schedulers count steps
+        assert state["step"] == 6 and state["system"] == "hisco" and state["format"] == 1
+        assert state["scheduler"]["last_epoch"] == 6  # as torch's schedulers count steps
         assert not any(name.startswith("module.") for name in state["model"])
         rows = [row for row in read_logs(curves[0] / name) if row["val_loss"]]
         best = max(rows, key=lambda row: max(row["seq_acc"], row["flat_acc"]))  # the first of equal ones
@@ -228,7 +228,7 @@ class TestGoingOn:
 
     def test_weights_and_optimizer_are_bitwise_equal(self, runs):
         whole, parts = (state_of(runs[0] / name) for name in ("whole", "parts"))
-        assert whole["step"] == parts["step"] == 9
+        assert whole["step"] == parts["step"] == 6
         held = [[state["model"], state["optimizer"]["state"]] for state in (whole, parts)]
         torch.testing.assert_close(*held, rtol=0, atol=0)
 
@@ -244,7 +244,7 @@ class TestGoingOn:
     def test_a_finished_run_says_so_and_changes_nothing(self, runs):
         before = times_of(runs[0] / "whole")
         output = runs[2]("--save-dir", runs[0] / "whole")
-        assert "is finished (9 steps)" in output and before == times_of(runs[0] / "whole")
+        assert "is finished (6 steps)" in output and before == times_of(runs[0] / "whole")
 
 
 @pytest.fixture(scope="module")
