@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, REPO, TINY, TRAIN_MIXER, run, run_here, words, write_csv, write_rows
+from helpers import REPO, TINY, TRAIN_MIXER, run, run_here, words, write_csv, write_rows
 
 import finetune
 from histocc import export
@@ -66,7 +66,7 @@ def published(tmp_path_factory):
 
 def tuned(data, folder, *flags, code=0):
     """What finetune.py says."""
-    return run(FINETUNE, "--dataset", data, "--save-path", folder, *SMALL, *flags, code=code)
+    return run_here(finetune.main, "--dataset", data, "--save-path", folder, *SMALL, *flags, code=code)
 
 
 def last(folder):
@@ -222,7 +222,7 @@ def test_a_data_set_may_be_a_folder(tmp_path):
     flags = words("--formatter hisco --model-size tiny --max-steps 1")
     assert "24 rows for training, 8 for validation" in tuned(tmp_path, tmp_path / "out", *flags)
     both = ["--dataset", train, val, "--save-path", tmp_path / "both", "--prepare-only", "--share-val", 0]
-    assert "Rows: 32 read, 32 for training" in run(FINETUNE, *both)
+    assert "Rows: 32 read, 32 for training" in run_here(finetune.main, *both)
     write_csv(tmp_path / "more.csv", ["a"], [])
     with pytest.raises(UserError, match=r"a folder with 3 tables .*histocc mix --train-data"):
         inputs.dataset_files([str(tmp_path)])

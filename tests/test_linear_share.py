@@ -61,7 +61,7 @@ def mixture(model, ids, mask, codes, formatter, share: float) -> torch.Tensor:
 
 class TestSearch:
     @pytest.mark.parametrize("system, ngrams", [*((system, None) for system in KEYS), ("hisco", NGRAMS)])
-    @pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
+    @pytest.mark.parametrize("share", [pytest.param(0.3, marks=pytest.mark.full), 0.7, 1.0])
     def test_full_and_topk_equal_the_mixture_over_all_codes(self, system, ngrams, share):
         formatter, codes = KEYS[system]
         model = make_model(formatter, len(codes), ngrams).double()
@@ -85,7 +85,7 @@ class TestSearch:
         assert torch.equal(numbers, order)
         assert (scores.log_softmax(1) - best.log_softmax(1)).abs().max() < 1e-9
 
-    @pytest.mark.parametrize("share", [0.0, 0.7])
+    @pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.full), 0.7])
     def test_topk_of_a_large_key(self, share, monkeypatch):
         """In groups of rows that end at different times."""
         monkeypatch.setattr(search, "ROWS_AT_ONCE", {"cpu": 7})

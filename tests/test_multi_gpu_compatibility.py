@@ -6,7 +6,6 @@ Runs under pytest, and on its own: `python tests/test_multi_gpu_compatibility.py
 import argparse
 import inspect
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +14,18 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 import numpy as np
 import torch
-from helpers import FINETUNE, REPO, TINY, command, environment, free_port, read_logs, run, write_rows
+from helpers import (
+    FINETUNE,
+    REPO,
+    TINY,
+    all_tests,
+    free_port,
+    read_logs,
+    run,
+    run_here,
+    start_forked,
+    write_rows,
+)
 from torch import nn
 
 import finetune
@@ -227,32 +237,30 @@ def test_any_model_and_criterion_of_the_same_shape_run():
 
 
 def test_the_same_command_runs_on_one_process_and_on_two():
-    """finetune.py: plain, torchrun, and ranks started by hand with --local_rank as launchers before torchrun
-    pass it.
+    """finetune.py: plain, with the variables of torchrun, and ranks started by hand with --local_rank as
+    launchers before torchrun pass it.
     """
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--dataset", write_rows(Path(folder) / "d.csv", 40), "--target-cols", "hisco_1", *TINY]
         flags += ["--formatter", "hisco", "--num-epochs", 1, "--global-batch-size", 16, "--log-interval", 1]
         flags += ["--encoder-dropout", 0, "--float64"]
-        one = run(FINETUNE, *flags, "--save-path", f"{folder}/one")
-        two = run(FINETUNE, *flags, "--save-path", f"{folder}/two", processes=2)
-        port = str(free_port())
+        said = {"one": run_here(finetune.main, *flags, "--save-path", f"{folder}/one")}
+        if all_tests():
+            said["two"] = run(FINETUNE, *flags, "--save-path", f"{folder}/two", processes=2)
+        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        flags += ["--save-path", f"{folder}/hand", "--distributed"]
+        (log := Path(folder) / "log").touch()
         ranks = [
-            subprocess.Popen(
-                command(
-                    FINETUNE, *flags, "--save-path", f"{folder}/hand", "--distributed", f"--local_rank={r}"
-                ),
-                env=environment(RANK=str(r), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
-                stdout=subprocess.DEVNULL,
-                cwd=REPO,
-            )
+            start_forked(FINETUNE, [*flags, f"--local_rank={r}"], log, RANK=str(r), **common)[0]
             for r in (0, 1)
         ]
-        assert [process.wait(timeout=240) for process in ranks] == [0, 0]
-        assert "Distributed environment" not in one and "Distributed environment: MULTI_CPU" in two
-        one, *others = (
-            [row["train_loss"] for row in read_logs(f"{folder}/{name}")] for name in ("one", "two", "hand")
-        )
+        for process in ranks:
+            process.join(240)
+        said["hand"] = log.read_text()
+        assert [process.exitcode for process in ranks] == [0, 0], said["hand"]
+        for name, output in said.items():
+            assert ("Distributed environment: MULTI_CPU" in output) == (name != "one")
+        one, *others = ([row["train_loss"] for row in read_logs(f"{folder}/{name}")] for name in said)
         assert all(np.allclose(one, other, rtol=1e-9, atol=0) for other in others)
         assert os.path.isfile(f"{folder}/hand/best.bin")
 

@@ -86,12 +86,10 @@ def runs(files, tmp_path_factory):
     are summed decides the last bit, and two can be summed in one order alone.
     """
     folder = tmp_path_factory.mktemp("resume")
-    common = [*files, *WITH_NGRAMS, "--dropout", 0.1, "--encoder-dropout", 0.1, "--num-epochs", 3]
-    common += ["--global-batch-size", 12, "--ngram-passes", 2, "--save-interval", 1000, "--save-dir"]
-    if PROCESSES:
-        run(TRAIN_MIXER, *common, folder / "whole", processes=PROCESSES)
-    else:
-        run_here(train_mixer.main, *common, folder / "whole")
+    common = [*files, *WITH_NGRAMS, "--dropout", 0.1, "--encoder-dropout", 0.1, "--num-epochs", 1]
+    common += ["--global-batch-size", 12, "--ngram-passes", 2, "--save-interval", 1000]
+    flags = [*common, "--save-dir", folder / "whole"]
+    run(TRAIN_MIXER, *flags, processes=3) if PROCESSES else run_here(train_mixer.main, *flags)
     return folder, common
 
 

@@ -41,7 +41,7 @@ def test_without_an_encoder_the_model_has_its_ngrams_alone():
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rows")
-    return write_rows(folder / "train.csv", 96), write_rows(folder / "val.csv", 24, 96)
+    return write_rows(folder / "train.csv", 48), write_rows(folder / "val.csv", 24, 48)
 
 
 def alone(table, folder, *more):
@@ -63,7 +63,7 @@ def fitted(table, tmp_path_factory):
 @pytest.mark.full
 def test_runs_of_ngrams_alone(table, tmp_path):
     """They learn, are resumed, and code; steps behind the fit are the same on four processes."""
-    exact = ["--float64", "--dropout", 0, "--ngram-dropout", 0, "--max-steps", 30]
+    exact = ["--float64", "--dropout", 0, "--ngram-dropout", 0, "--num-epochs", 15]
     one, four = tmp_path / "one", tmp_path / "four"
     said = run("train_mixer.py", *alone(table, one, *exact, "--batch-size", 32))
     assert "Learning rate: 0.001" in said and "no effect" not in said
@@ -85,7 +85,7 @@ def test_runs_of_ngrams_alone(table, tmp_path):
 
 def test_the_fit_is_all_of_it(table, tmp_path):
     """Without --max-steps; flat_acc is the share of rows that `flat` answers as they are."""
-    flags = alone(table, tmp_path / "run", "--log-interval", 20, "--ngram-passes", 2)
+    flags = alone(table, tmp_path / "run", "--log-interval", 10, "--ngram-passes", 2)
     dry = run_here(train_mixer.main, *flags, "--dry-run")
     steps = int(re.search(r"The fit takes about \d+s, (\d+) steps", dry)[1])
     said = run_here(train_mixer.main, *flags)
@@ -94,7 +94,7 @@ def test_the_fit_is_all_of_it(table, tmp_path):
     assert not re.search("Epochs|Learning rate|Batch size|Steps per epoch|step 0 of", dry + said)
     fit, shown = read_logs(tmp_path / "run")[:-1], watch.view(str(tmp_path / "run"))[0]
     assert [row["step"] for row in fit if row["train_loss"] is None] == [-steps] == [fit[0]["step"]]
-    assert {*range(20 - steps, -20, 20)} - {row["step"] for row in fit} == set() and fit[-1]["step"] == 0
+    assert {*range(10 - steps, -10, 10)} - {row["step"] for row in fit} == set() and fit[-1]["step"] == 0
     assert f"step {steps} of {steps}" in shown and f"{fit[-1]['train_loss']:.4f}" in shown
     assert os.path.samefile(tmp_path / "run" / "best.bin", tmp_path / "run" / "last.bin")
     scaled = alone(table, tmp_path / "scaled", "--lr-scaling", "linear", "--ngram-passes", 1)
@@ -125,10 +125,10 @@ def test_ngrams_alone_are_not_trained_on_from_a_checkpoint(table, fitted, tmp_pa
 
 
 def test_many_rows_keep_their_linear_decoder_while_the_other_learns(table, tmp_path, monkeypatch):
-    monkeypatch.setattr(ngram_fit, "MANY_ROWS", 96)
-    for passes in ("1", "3"):
+    monkeypatch.setattr(ngram_fit, "MANY_ROWS", 48)
+    for passes in ("1", "2"):
         run_here(train_mixer.main, *alone(table, tmp_path / passes, "--ngram-passes", passes))
-    one, two = (checkpoint.load(str(tmp_path / passes / "last.bin"))["model"] for passes in ("1", "3"))
+    one, two = (checkpoint.load(str(tmp_path / passes / "last.bin"))["model"] for passes in ("1", "2"))
     same = {name for name in one if torch.equal(one[name], two[name])}
     assert {"ngrams.table.weight", "ngrams.linear.weight", "linear_decoder.bias"} <= same
     assert "ngrams.word_to_memory.weight" not in same
