@@ -1,5 +1,7 @@
 """Noise: reproducible per (seed, epoch, row), each kind doing what it says, at the stated rates."""
 
+import hashlib
+import os
 import subprocess
 import sys
 
@@ -90,28 +92,19 @@ def test_noise_does_not_depend_on_the_batch_or_the_order(data):
     assert [augmenter.hide_language(np.array([r]), epoch)[0] for r in rows] == hidden.tolist()
 
 
-DIGEST = """
-import hashlib, sys
-sys.path.insert(0, "tests")
-import numpy as np
-from histocc.data.noise import Augmenter
-from test_noise import TEXTS, WORDS, noisy
-a, rows = Augmenter(11, 4, 0.9, 0.3, WORDS, [1, 2, 3]), np.arange(1000)
-text = repr([noisy(a, [TEXTS[r % len(TEXTS)] for r in rows], rows, e) for e in range(3)])
-print(hashlib.sha256((text + repr(a.hide_language(rows, 1).tolist())).encode()).hexdigest())
-"""
+def digest() -> str:
+    a, rows = Augmenter(11, 4, 0.9, 0.3, WORDS, [1, 2, 3]), np.arange(1000)
+    text = repr([noisy(a, [TEXTS[r % len(TEXTS)] for r in rows], rows, e) for e in range(3)])
+    return hashlib.sha256((text + repr(a.hide_language(rows, 1).tolist())).encode()).hexdigest()
 
 
 @pytest.mark.processes
 def test_two_processes_make_the_same_noise_now_and_in_later_versions():
     """A run that continues after an update must see the noise it would have seen."""
-
-    def digest(seed: str) -> str:
-        env = {"PYTHONPATH": str(REPO), "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", DIGEST]
-        return subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True, env=env).stdout
-
-    assert len(digest("1")) == 65 and digest("1") == digest("2")
+    command = [sys.executable, "-c", "import test_noise; print(test_noise.digest())"]
+    env = {"PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'tests'}", "PYTHONHASHSEED": "1"}  # here it is another
+    other = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    assert other == f"{digest()}\n"
     texts = ["wine and spirit merchant", "huusmand og væver"]
     result = noisy(Augmenter(1, 3, 1.0, words=WORDS), texts, [7, 8], 2)
     assert result == ["elfackujmbrigcðeqga åvrnzyîiiyxjxpei wine and spiqit merchant", "huusmandv ævæer og"]
