@@ -149,12 +149,13 @@ def folder(tmp_path_factory):
 
 
 EPOCHS = 4 if all_tests() else 1  # of six steps
+OF_TWO = {"processes": 2, "epochs": EPOCHS, "flags": ["--ngrams", "none"]}
 
 
 @pytest.fixture(scope="module")
 def whole_of_two(folder):
     """A run in two processes that was never interrupted."""
-    job = Job(folder / "whole_of_two", processes=2, epochs=EPOCHS)
+    job = Job(folder / "whole_of_two", **OF_TWO)
     job.run()
     return job
 
@@ -284,7 +285,7 @@ def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(fo
 @pytest.mark.full
 def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on(folder, whole_of_two):
     """One run: a signal to the launcher, a kill of the launcher, of a process; a process that is stuck."""
-    job = Job(folder / "two", processes=2)
+    job = Job(folder / "two", **OF_TWO)
 
     process = job.start_and_wait()
     process.send_signal(signal.SIGTERM)  # to torchrun, which passes it on
@@ -343,10 +344,9 @@ def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(fold
     """In step 5, however slow the machine is: there is a checkpoint, and further steps are to come."""
     script = folder / "killed.py"
     script.write_text(KILLED)
-    launcher = ["--max-restarts=1"]
-    job = Job(folder / "killed", processes=2, epochs=EPOCHS, launcher=launcher, script=script)
+    job = Job(folder / "killed", launcher=["--max-restarts=1"], script=script, **OF_TWO)
     process = job.start()
-    job.wait_for(process, "Fitting the n-grams")
+    job.wait_for(process, "Starting training")
     first = workers(process)
     code, output = job.end(process)
     assert code == 0 and output.count("Resuming from step 4") == 1, output
