@@ -340,17 +340,28 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(folder, whole_of_two):
+@pytest.mark.parametrize("launcher", ["by hand", pytest.param("torchrun", marks=pytest.mark.full)])
+def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(folder, whole_of_two, launcher):
     """In step 5, however slow the machine is: there is a checkpoint, and further steps are to come."""
     script = folder / "killed.py"
     script.write_text(KILLED)
-    job = Job(folder / "killed", launcher=["--max-restarts=1"], script=script, **OF_TWO)
-    process = job.start()
-    job.wait_for(process, "Starting training")
-    first = workers(process)
-    code, output = job.end(process)
-    assert code == 0 and output.count("Resuming from step 4") == 1, output
-    assert "failed (exitcode: -9)" in output and f"(pid: {first[0]})" in output
+    job = Job(folder / f"killed {launcher}", launcher=["--max-restarts=1"], script=script, **OF_TWO)
+    if launcher == "torchrun":
+        process = job.start()
+        job.wait_for(process, "Starting training")
+        first = workers(process)
+        code, output = job.end(process)
+        assert code == 0 and "failed (exitcode: -9)" in output and f"(pid: {first[0]})" in output
+    else:
+        (log := folder / "by hand.log").touch()
+        ranks = start_forked(script, [*job.flags, "--distributed"], log, 2, TORCHELASTIC_RESTART_COUNT="0")
+        for rank in ranks:
+            rank.join(60)
+        first, codes = [rank.pid for rank in ranks], [rank.exitcode for rank in ranks]
+        output = log.read_text()
+        assert codes[0] == -signal.SIGKILL and codes[1] and "the connection to another process" in output
+        output = job.run()
+    assert output.count("Resuming from step 4") == 1, output
     assert_gone(first)
     assert_same_end(job, whole_of_two)
 
