@@ -330,7 +330,7 @@ class TestModel:
         least, share = coder.confidence.limit("topk", 0.3)
         rows, said = coded(trained, "target.csv", "--decoder", "topk", "--target-accuracy", "0.3")
         assert f"rows with conf below {least:.3g} get needs_review" in said
-        assert f"for {percent(share)} of the" in said
+        assert f"30.0 % were right, and {percent(share)} of the texts" in said
         marked = [row["needs_review"] == "1" for row in rows]
         assert marked == [float(row["conf"]) < least for row in rows] and 0 < sum(marked) < len(marked)
         state = checkpoint.load(str(trained / "run" / "last.bin"))
@@ -338,7 +338,7 @@ class TestModel:
         checkpoint.rewrite(str(trained / "other.bin"), state)
         more = ("--model", trained / "other.bin", "--decoder", "flat", "--target-accuracy", "0.9")
         rows, said = coded(trained, "target.csv", *more)
-        assert "rows with conf below inf get needs_review" in said
+        assert "at no conf are 90.0 % of answers right, so every row gets needs_review" in said
         assert {row["needs_review"] for row in rows} == {"1"}
 
     def test_commands_and_calls_use_it(self, trained):

@@ -430,6 +430,15 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     assert "open.csv, line 2" in said and "quotation mark" in said and "--no-quotes" not in said
 
 
+def test_decisions_count_next_to_an_empty_column_of_the_training(tmp_path):
+    model = save_model(tmp_path / "run", hisco_blocky5(["Code"]), CODES)
+    header = ["occ1", "lang", "Code", "hisco_1", "decided_by"]
+    known = write_csv(tmp_path / "final.csv", header, [("smed", "da", "", "22222", "Ann")])
+    source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], [("smed", "da")])
+    said = predict_here(*flags(model, source, tmp_path / "out.csv", "--known", known))
+    assert "final.csv: 1 known text\n" in said and read(tmp_path / "out.csv")[0]["hisco_1"] == "22222"
+
+
 @pytest.mark.processes
 @pytest.mark.full
 def test_names_are_codes_in_every_command(tmp_path):

@@ -278,7 +278,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*common, "--descriptions", bad_key], "none of the codes of the model (7)"),
         ([*common, "--descriptions", source], "needs a column of codes"),
         (flags(model, coded, output), "would have several columns 'title_1': --overwrite-columns replaces"),
-        (flags(model, coded, output, "--only-missing"), "has no column 'hisco_1'"),
+        (flags(model, coded, output, "--only-missing"), "rename your column of codes to hisco_1"),
         (flags(model, before_it, output), "'hisco_1', 'conf': --overwrite-columns replaces them, --only-m"),
         (flags(model, before_it, output), "--system NAME"),
         (flags(model, before_it, output, "--overwrite-columns"), "columns 'conf': no codes of predict"),

@@ -228,7 +228,7 @@ def test_decisions_are_continued_in_their_language(server):
     table = server.folder / "register.csv"
     to = ["--to", table, "--key", "hisco", "--output", server.folder / "x.csv"]
     said = run("apply", f"{table}.decisions.csv", *to, code=2)
-    assert "made with language en, not with the present one: choose en (in commands: --language," in said
+    assert "made with language en, not with the present one: choose en (in commands: --language en)" in said
 
 
 def test_a_column_or_a_key_file_has_the_codes(server):

@@ -128,11 +128,13 @@ class Coding:
         if args.level or coder.raw_confidence:  # an outline has no fit
             return target
         limit, reach = coder.confidence.limit(self.confidence_of, target)
-        self.notes.append(
-            f"rows with conf below {limit:.3g} get needs_review: of the other answers"
-            f" {target:.4g} were right, for {percent(reach)} of the"
-            f" {counted(coder.confidence.texts, 'text')} on which the confidence was fitted"
+        note = (
+            f"rows with conf below {limit:.3g} get needs_review. Of the answers above it {percent(target)}"
+            f" were right, and {percent(reach)} of the texts on which the confidence was fitted"
+            f" ({coder.confidence.texts:,}) reach it"
         )
+        none = f"at no conf are {percent(target)} of answers right, so every row gets needs_review"
+        self.notes.append(note if reach else none)
         return limit
 
     def with_columns(self, args: PredictConfig) -> PredictConfig:
@@ -213,9 +215,12 @@ class Coding:
                 or place in written
                 and (name in ANSWER or re.fullmatch(BESIDE_CODES, name))
             }
-            wanted += [*self.old, *([first] if args.only_missing else [])]
+            wanted += self.old
         wanted += args.fill_down or ()
         problems = column_problems(self.path, header, wanted, column_flags(args))
+        if args.only_missing and first not in header:
+            what = f"--only-missing fills blank cells of {first}, which {args.named} lacks"
+            problems.append(f"{what}: rename your column of codes to {first}, or leave the flag out")
         if len(self.input_cols) > 1 and coder.text_rule != AS_IS:
             problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
         others = [name for name in header if name not in self.old]

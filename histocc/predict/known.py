@@ -3,7 +3,7 @@
 import functools
 import re
 
-from histocc.data.records import Table
+from histocc.data.records import DECIDED, Table
 from histocc.data.rows import code_of_cell, language_name
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_key
@@ -26,7 +26,8 @@ def read_known(
     header = table_format(path, texts=input_cols).names
     written = [name for name in header if re.fullmatch(rf"{re.escape(system)}_\d+", name)]
     names = [name for name in formatter.target_cols if name in header]
-    names = written if set(names) <= set(written) else names  # perhaps more than in training
+    is_reviewed = {f"{system}_1", DECIDED} <= {*header}  # decisions, next to the columns of the training
+    names = written if is_reviewed or {*names} <= {*written} else names  # perhaps more than in training
     if not {*input_cols} <= {*header} or not names:
         columns = " and ".join(map(repr, input_cols))
         needs = f"needs a column {columns} (--input-col) and a column of codes ({system}_1)"

@@ -31,6 +31,7 @@ OFFERED = 5  # codes shown for a text
 CONFIDENCE = ("conf", "needs_review")
 MAX_LISTED = 20  # lines of a sheet that a message names
 DECISION, ID = "decision", "id"
+UNNAMED = "not known"  # the language of texts without one, in messages
 OF_KNOWN_FILE = "known"  # who has decided, for another file that does not say it
 UNDO = "undo"  # a decision that withdraws the earlier one on its text
 ID_DIGITS = 16
@@ -446,8 +447,9 @@ class Sheets:
             what = f"whose texts are missing from {coded.path}, or were offered other codes:"
             if self.spoken and not self.found:
                 then = " and ".join(sorted(self.spoken))
-                what = f"these decisions were made with language {then}, not with the present one"
-                raise UserError(f"{path}: {what}: choose {then} (in commands: --language, --language-col)")
+                what = f"{path}: these decisions were made with language {then}, not with the present one"
+                flags = "no --language and --language-col" if then == UNNAMED else f"--language {then}"
+                raise UserError(f"{what}: choose {then} (in commands: {flags})")
             if self.gone and not self.found:
                 what += " name its own file, or other --decisions, and the same text columns"
                 raise UserError(f"{path}: has only rows {what} (--input-col) as for the sheet")
@@ -463,7 +465,7 @@ class Sheets:
             self.gone[row[ID]] = shown * (row[DECISION] not in ("", UNDO))
             words, language = (unescape(row.get(name, "")) for name in ("text", "language"))
             if text_key(words) in self.words and pair_of(words, language) not in self.coded.texts:
-                self.spoken.add(language or "not known")
+                self.spoken.add(language or UNNAMED)
             return
         self.found += 1
         text = self.coded.texts[pair]
