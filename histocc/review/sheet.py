@@ -381,7 +381,8 @@ class Codes:
                 code = titled[0]
             codes[code] = None
         if len(codes) > most:
-            raise ValueError(f"{len(codes)} codes, but the file has room for {most}")
+            what = f"{len(codes)} codes, but the file has room for {most}"
+            raise ValueError(f"{what}: write those that do not fit into the column note")
         return tuple(codes)
 
 
