@@ -75,13 +75,14 @@ def test_a_workbook_differs_in_the_new_columns_alone(model, tmp_path, where):
     assert names.index("hisco_1") == (2 if where == "beside" else 6)
 
 
-def test_as_many_columns_of_codes_as_the_training_had(tmp_path):
+def test_as_many_columns_of_codes_as_the_training_had_or_as_are_asked_for(tmp_path):
     source, formatter = table(tmp_path / "in.csv", 30), hisco_blocky5(["hisco_1"])
     usual = {"default": 0.3, "by_language": {}, "source": "usual"}
     one = save_model(tmp_path / "one", formatter, CODES, thresholds={**usual, "at_most": 1})
     any_number = save_model(tmp_path / "any", formatter, CODES, thresholds=usual)
     for path, more, codes in [
         (one, ["--decoder", "flat"], 1),
+        (one, ["--decoder", "flat", "--k", 2], 2),  # room for a code that a person adds
         (one, ["--decoder", "topk"], 5),
         (one, ["--decoder", "full", "--k", 2], 2),
         (any_number, ["--decoder", "flat", "--k", 3], 3),  # as many as the longest answer

@@ -194,8 +194,9 @@ class Coding:
         args, coder, header, first = self.args, self.coder, self.format.names, f"{self.system}_1"
         most, replaces = coder.most_codes(self.decoder), args.overwrite_columns or args.only_missing
         self.k = args.k or DEFAULT_K
-        # columns of codes: as many as --k asks for, or as the row with most codes needs
-        self.most = min(args.k, coder.room if DECODERS[self.decoder].title else most) if args.k else 1
+        # columns of codes: as many as --k asks for (a person may add codes), or as the fullest row needs
+        room = max(coder.room, DEFAULT_K) if DECODERS[self.decoder].title else most
+        self.most = min(args.k, room) if args.k else 1
         self.keeps_rows = args.only_missing or args.overwrite_columns and DECIDED in header
         self.old: dict[str, int] = {}  # the earlier columns, with their places
         self.old_codes = next(i for i in itertools.count() if f"{self.system}_{i + 1}" not in header)

@@ -382,7 +382,7 @@ class Codes:
             codes[code] = None
         if len(codes) > most:
             what = f"{len(codes)} codes, but the file has room for {most}"
-            raise ValueError(f"{what}: write those that do not fit into the column note")
+            raise ValueError(f"{what}: code it with predict --k {len(codes)}, or write the others as a note")
         return tuple(codes)
 
 
