@@ -58,11 +58,11 @@ def say(asked: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else list(argv)
+    is_program, argv = argv is None, sys.argv[1:] if argv is None else list(argv)
     name = argv[0] if argv else "--help"
     if name not in COMMANDS:
         return run_command(lambda: say(name))
-    if name in LISTEN_EARLY:
+    if name in LISTEN_EARLY and is_program:  # else the process is the caller's
         signals.start_listening()
     sys.argv = [f"histocc {name}", *argv[1:]]  # the parsers read it
     return importlib.import_module(COMMANDS[name][0]).main() or 0

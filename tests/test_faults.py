@@ -256,14 +256,14 @@ def test_a_signal_saves_and_ends_all_ranks_and_a_second_ends_at_once(folder):
 @pytest.mark.full
 def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(folder):
     """One run: four signals, kills, two damaged files."""
-    whole, job, dice = Job(folder / "whole", epochs=6), Job(folder / "one", epochs=6), random.Random(1)
+    whole, job, dice = Job(folder / "whole", epochs=24), Job(folder / "one", epochs=24), random.Random(1)
     whole.run()
     for name, expected in (("SIGUSR1", 0), ("SIGHUP", 0), ("SIGINT", 130), ("SIGTERM", 0)):
         process = job.start_and_wait()
         time.sleep(dice.uniform(0, 0.2))
         process.send_signal(getattr(signal, name))
         code, output = job.end(process)
-        assert code == expected and f"Stopped by {name} at step {job.last()['step']} of 36" in output, output
+        assert code == expected and f"Stopped by {name} at step {job.last()['step']} of 144" in output, output
         assert "Traceback" not in output
     process = job.start_and_wait()
     time.sleep(dice.uniform(0, 0.4))

@@ -63,7 +63,7 @@ def fitted(table, tmp_path_factory):
 @pytest.mark.full
 def test_runs_of_ngrams_alone(table, tmp_path):
     """They learn, are resumed, and code; steps behind the fit are the same on four processes."""
-    exact = ["--float64", "--dropout", 0, "--ngram-dropout", 0, "--num-epochs", 15]
+    exact = ["--float64", "--dropout", 0, "--ngram-dropout", 0, "--num-epochs", 15, "--max-steps", 30]
     one, four = tmp_path / "one", tmp_path / "four"
     said = run("train_mixer.py", *alone(table, one, *exact, "--batch-size", 32))
     assert "Learning rate: 0.001" in said and "no effect" not in said

@@ -54,8 +54,9 @@ def test_every_flag_is_in_the_page():
 
 
 @pytest.mark.processes
-def test_a_run_writes_the_files_and_fields_that_the_page_lists(tmp_path):
+def test_a_run_writes_the_files_and_fields_that_the_page_lists(tmp_path, monkeypatch):
     demo, output, report = tmp_path / "demo", tmp_path / "output", tmp_path / "evaluation"
+    monkeypatch.setattr("sys.argv", ["pytest"])  # `main` sets it
     run_here(main, "sample", "--demo", demo)
     run_here(main, "train", demo / "data.csv", "--prior", "none", "--output", output)
     run_here(main, "evaluate", demo / "test.csv", "--model", output, "--output", report, "--by", "lang")

@@ -137,7 +137,7 @@ class Serving:
     def end(self, number=signal.SIGINT):
         """By Ctrl-C; the words of the two commands that it ends with: apply and training."""
         os.kill(self.process.pid, number)
-        self.process.join(60)
+        self.process.join(240)
         apply, _, train = self.output.read_text().splitlines()[-3:]
         return shlex.split(apply), shlex.split(train)
 
