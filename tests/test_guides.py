@@ -241,7 +241,7 @@ def test_every_promise_has_its_tests():
             file, name = test.split("::")
             found = re.search(rf"((?:^ *@.*\n)*) *def {name}\(", text_of(f"tests/{file}"), re.M)
             assert found, f"{test}: there is no such test"
-            assert test == full or "mark.full" not in found[1], f"{test} is left to --all"
+            assert test == full or "@pytest.mark.full" not in found[1], f"{test} is left to --all"
 
 
 @pytest.mark.processes
