@@ -341,3 +341,8 @@ def test_the_schedule_of_a_run(asked, length, warmup, stop, rate):
     asked = ScriptConfig(num_epochs=2, learning_rate=RATE, **asked)
     assert Schedule.of(asked, 10, 4) == Schedule(20, length, warmup, stop, rate)
     assert Schedule.of(asked, 10, 4, 0.5).rate == 0.5  # of a run that is resumed
+
+
+@pytest.mark.parametrize("step, factor", [(0, 1 / 5), (3, 4 / 5), (4, 1.0), (9, 1 / 6), (10, 0.0)])
+def test_the_rate_rises_from_the_first_step_and_falls_to_none(step, factor):
+    assert linear_factor(step, 4, 10) == pytest.approx(factor)
