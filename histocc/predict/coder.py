@@ -387,6 +387,7 @@ class Coder:
         left = sorted((row for row in results if row[0].strip()), key=lambda row: len(row[0]) + len(row[1]))
         width = None if self.model.memory_mask else self.max_len
         size, start = self.batch_size, 0  # another thread may set it
+        advice = f" with --batch-size {size}: choose a smaller one"
         while start < len(left):
             if self.check is not None:
                 self.check()
@@ -398,7 +399,6 @@ class Coder:
             answers = None if self.prior is None else self.prior.answers(texts, languages)
             arrays = encode(texts, languages, self.max_len, width)
             ids, mask = (torch.from_numpy(array).to(self.device) for array in arrays)
-            advice = f" with --batch-size {self.batch_size}: choose a smaller one"
             with self.precision.autocast(), decoding.evaluating(self.model), memory_error_ends_with(advice):
                 results.update(zip(part, batch(ids, mask, languages, answers)))
         return [results[row] for row in rows]
