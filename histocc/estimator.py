@@ -18,6 +18,7 @@ from histocc.job import inputs, train
 from histocc.job.config import FinetuneConfig
 from histocc.occ_canine import columns_of_frame, texts_and_languages
 from histocc.predict.coder import Coder
+from histocc.predict.coding import DEFAULT_K
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE, join_columns
 
@@ -134,7 +135,7 @@ class OccupationClassifier:
         texts, coder.choices = join_columns(first, others), choices * len(coder.codes)
         languages = table[self.language_col] if self.language_col else [self.language] * len(texts)
         for i in range(0, len(texts), 512):  # in groups: probabilities of all codes take memory
-            yield from coder.code(texts[i : i + 512], languages[i : i + 512], k=max(coder.room, 5))
+            yield from coder.code(texts[i : i + 512], languages[i : i + 512], k=max(coder.room, DEFAULT_K))
 
 
 def texts_of(X) -> dict[str, list[str]]:

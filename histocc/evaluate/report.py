@@ -563,7 +563,8 @@ def markdown(report: dict) -> str:
     """Return the text of report.md, on the decoder that `predict` uses. The others get a line each."""
     model, data = report["model"], report["data"]
     first = next(iter(report["decoders"].values()))
-    what = f"{model['file']}, step {model['step'] or 0:,}, codes of {model['system']}: {model['codes']:,}"
+    step = f", step {model['step']:,}" if model["step"] else ""  # none in closed form
+    what = f"{model['file']}{step}, codes of {model['system']}: {model['codes']:,}"
     made_by = ", ".join(map(" ".join, report["made_by"].items()))
     how = data["rows"] > data["texts"], any(int(number) > 1 for number in first["by_codes"])
     lines = ["# Evaluation", "", f"**{figure_line(report)}**", ""]

@@ -60,7 +60,8 @@ def training_lines(state: dict[str, Any], folder: str) -> list[str]:
             lines.append(f"Command: `{command(json.load(asked))}`")
     if made_by:
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
-        lines.append(f"Made by {versions}; seed {seed}, step {state['step']:,}")
+        step = f", step {state['step']:,}" if state["step"] else ""  # none in closed form
+        lines.append(f"Made by {versions}; seed {seed}{step}")
     return lines
 
 

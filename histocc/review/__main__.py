@@ -344,7 +344,7 @@ def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
         rows = ([row[place] for place in kept] for row in map(final_row, coded.table))
         while piece := list(islice(rows, CHUNK)):
             write_rows_of(coded.path, piece, write)
-        coded.table.list_faults(os.path.realpath(args.output) + ".rejected.csv", args.overwrite)
+        coded.table.list_faults(os.path.realpath(f"{args.output}.rejected.csv"), args.overwrite)
     added = [add_training_rows(args.training_data, coded, decided)] if args.training_data else []
     said = [f"{args.output}: {counts['rows']:,.0f} of {counted(coded.rows, 'row')} decided"]
     said += [f"{counts['changed']:,.0f} of these with other codes"] * coded.is_coded

@@ -213,7 +213,7 @@ class Saver:
                 f"WARNING: the checkpoint of step {step:,} could not be saved: {failed}. Training continues,"
                 " and the next save is tried all the same."
                 if failed
-                else f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB"
+                else f"Saved {', '.join(names)}{f' of step {step:,}' if step else ''}: {size / 1e6:,.0f} MB"
                 f" in {time.monotonic() - started:.2f} s"
             )
         return failed
