@@ -173,7 +173,7 @@ class OccCANINE:
     def predict(
         self,
         occ1: Any,
-        lang: str | Sequence[str] = UNKNOWN_LANGUAGE,
+        lang: str | Sequence[str] | None = None,
         what: str | int = "pred",
         threshold: float | dict[str | None, float] | None = None,
         behavior: str | None = None,
@@ -194,7 +194,8 @@ class OccCANINE:
         Args:
             occ1: one text or several, also as a column of pandas, polars or Arrow. Numbers become
                 digits, and None and NaN become empty texts.
-            lang: one language, or one per text in the same order. None, NaN and empty mean unk.
+            lang: one language, or one per text in the same order, of which None, NaN and empty mean unk.
+                None: the language of all training rows if they had one, else unk.
             what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, …, conf. A
                 number n is pred with k_pred = n. probs: array float32 [texts, codes], from the decoder flat
                 if chosen, else full, NaN for a text without a code. logits (flat): a table of the same
@@ -234,6 +235,7 @@ class OccCANINE:
         with FIRST_USE:
             fit_ranked(self.coder, self.file, decoder, World())
         by_language = thresholds_of(threshold)
+        lang = self.coder.language if lang is None else lang
         cells, texts, languages = texts_and_languages(occ1, lang, ditto)
         texts = repaired_cells(texts)[0] if self.coder.repair_text else texts  # as in its training
         self._warn(languages, by_language, what, kind)

@@ -91,9 +91,9 @@ SIZES = {
     "published": (760, 4),
     "data": (4650, 17),
     "predict": (2345, 10),
-    "learn": (1100, 6),
-    "job": (1430, 7),
-    "evaluate": (1480, 5),
+    "learn": (1105, 6),
+    "job": (1440, 7),
+    "evaluate": (1485, 5),
     "review": (2210, 7),
     "sample": (765, 6),
     "": (3140, 19),  # single files, and the lexicon

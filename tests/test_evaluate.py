@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -221,6 +222,8 @@ class TestCall:
         assert called._repr_markdown_().startswith("# Evaluation\n")
         with pytest.raises(UserError, match="color"):
             evaluate.evaluate("nowhere", "x.csv", color="red")
+        with pytest.raises(UserError, match="found Mock, expected the name of a file"):
+            evaluate.evaluate(trained / "run", Mock(columns=["occ1"]))
 
     @pytest.mark.parametrize("has_pandas", [True, False])
     def test_tables_hold_the_figures(self, trained, report, has_pandas, monkeypatch):
@@ -348,6 +351,8 @@ class TestOfATest:
         assert all(figures[f"by_column {name}"] == figures["by_column source"] for name in columns)
         assert {*before["decoders"]["linear"]} == {name for name in figures if "by_column" not in name}
         assert len(Report(tmp_path / "by").table("column rows")) == 2
+        with pytest.raises(ValueError, match="expected one of figure, .*, language, .*column rows"):
+            Report(tmp_path / "by").table("town")
         assert "| column source: Lund |" in Report(tmp_path / "by")._repr_markdown_()
         lund = sum(row[3] == "Lund" for row in ROWS_OF_SOURCES[1])
         assert rows == {"Lund": lund, "Åbo": before["data"]["rows"] - lund}

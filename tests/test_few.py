@@ -16,7 +16,7 @@ from preparing import HEADER, quiet, settings_for
 import finetune
 from histocc import OccCANINE, export, plot
 from histocc.data.arrays import PreparedData
-from histocc.data.learned import hashes_of
+from histocc.data.learned import hashes_of, trained_answers
 from histocc.data.prepare import prepare
 from histocc.evaluate import __main__ as evaluating
 from histocc.formatter import hisco_blocky5
@@ -34,6 +34,7 @@ from histocc.runtime import checkpoint
 from histocc.runtime.device import settings_of_torch
 from histocc.sample.__main__ import write_rows
 from histocc.sample.generate import rows as sample_rows
+from histocc.text import text_hashes
 from histocc.watch import view
 
 pytestmark = pytest.mark.processes
@@ -156,6 +157,37 @@ def test_texts_that_the_prior_has_seen_are_not_left_out(sixty):
     few = FewTexts(sixty, [*PATTERNS], 128, prior)
     left_out = np.asarray(hashes).view(np.int64)[few.first[torch.cat(few.groups()).numpy()]]
     assert len(few.texts.weight) == 60 and 25 < len(left_out) < 35 and not {*left_out} & {*seen}
+
+
+def test_texts_with_the_same_first_column_are_left_out_together(tmp_path):
+    """As a split keeps them together: otherwise the figure is that of texts known with another shop."""
+    rows = [(f"{TITLES[i % 8][0]} {i % 20}", f"shop {i % 3}", TITLES[i % 8][1]) for i in range(120)]
+    source = write_csv(tmp_path / "data.csv", ("occ1", "shop", "hisco_1"), rows)
+    how = settings_for(source, input_col=["occ1", "shop"])
+    few = few_texts(PreparedData.open(prepare(how, str(tmp_path), quiet)))
+    own = few.data.train.strings(few.first)
+    groups = [{own[i] for i in group} for group in few.groups()]
+    firsts = [{text.partition(" ␟ ")[0] for text in group} for group in groups]
+    assert sorted(map(min, firsts)) == sorted({row[0] for row in rows}) and {*map(len, firsts)} == {1}
+    assert sum(map(len, groups)) == len(own) == len({row[:2] for row in rows}) > len(groups)
+
+
+def agreement(rows):
+    """Return the conf of each different text in the "answers" of rows (text, code)."""
+    texts, codes = zip(*rows)
+    columns = np.array(codes)[:, None], np.zeros(len(rows), np.uint8)
+    made = SimpleNamespace(text_hash=text_hashes(list(texts)), codes=columns[0], language=columns[1])
+    held = trained_answers(made)
+    return dict(zip(held["keys"].tolist(), held["conf"].tolist())), len(held["keys"])
+
+
+def test_the_few_texts_that_a_list_of_distinct_rows_codes_twice_say_nothing_of_the_others():
+    once = [(f"text {i}", i % 7) for i in range(500)]
+    twice = [(f"text {i}", 8) for i in range(20)]
+    confs, texts = agreement(once + twice)
+    assert texts == 500 and sorted(np.round([*confs.values()], 2)) == [0.48] * 20 + [0.93] * 480
+    confs, _ = agreement(once + twice + once[20:60])  # a register: of 60 texts in two rows 40 agree
+    assert 0.65 < np.median([*confs.values()]) < 0.75
 
 
 # ---- a run

@@ -207,7 +207,7 @@ def test_arguments_of_predict(coder):
     assert coder.predict(TWO, behavior="fast", threshold=np.float32(0.5))[0]["occ1"] == "smed"
 
 
-def test_texts_and_languages_in_any_form(coder):
+def test_texts_and_languages_in_any_form(coder, monkeypatch):
     expected = coder.predict(TWO)
     for texts in (tuple(TWO), (text for text in TWO), np.array(TWO), dict.fromkeys(TWO).keys()):
         assert coder.predict(texts) == expected
@@ -226,6 +226,9 @@ def test_texts_and_languages_in_any_form(coder):
         assert coder.predict(TWO, languages) == expected
     unknown = [coder.predict(TWO, language) for language in (None, NAN, "", "unk")]
     assert all(found == unknown[0] for found in unknown)
+    with monkeypatch.context() as patched:  # trained on rows of one language
+        patched.setattr(coder.coder, "language", "da")
+        assert coder.predict(TWO) == coder.predict(TWO, "da") != unknown[0] == coder.predict(TWO, "unk")
     for languages in ({"en", "da"}, 3, ["en", b"da"]):
         with pytest.raises(ValueError, match="^lang: "):
             coder.predict(TWO, languages)

@@ -263,10 +263,12 @@ def test_what_a_user_edited_stays_when_the_run_is_resumed(data, tmp_path):
 
 def test_starting_over_leaves_what_is_not_the_runs(data, tmp_path):
     torch.save({"model": {}, SECOND_NAME: {}}, tmp_path / "last.bin")  # of another trainer
-    (tmp_path / "9.bin").write_text("mine")
+    for name in ("9.bin", "MODEL.md"):
+        (tmp_path / name).write_text("mine")
     refused(tmp_path, finetune.main, *flags(data, tmp_path))
     run_here(finetune.main, *flags(data, tmp_path, "--overwrite"))
     assert (tmp_path / "9.bin").read_text() == "mine"
+    assert "# Model card" in (tmp_path / "MODEL.md").read_text()
     state = torch.load(tmp_path / "last.bin", weights_only=True)
     assert "format" in state  # what --overwrite is for
     for made_by in (state["made_by"], json.loads((tmp_path / "args.json").read_text())["made_by"]):

@@ -236,6 +236,10 @@ def test_a_list_of_titles_is_said_and_measured_on_codes_that_several_titles_have
     some = write_csv(tmp_path / "some.csv", ("occ1", "code", "lang"), both)
     said = learned(tmp_path / "some", "--dataset", some, *flags)
     assert "% of 5 texts that the model has not seen" in said
+    sample = [*titles[:10], *((f"{a} baker in {b}", "77", "en") for a in stuffs for b in goods)]
+    some = write_csv(tmp_path / "sample.csv", ("occ1", "code", "lang"), sample)
+    said = learned(tmp_path / "sample", "--dataset", some, *flags)  # ten rare codes have few of its texts
+    assert "list of titles" not in said and "% of 35 texts that the model has not seen" in said
     assert "list of titles" not in learned(tmp_path / "other", "--dataset", made[1], "--prior", "none")
 
 

@@ -12,7 +12,7 @@ from histocc.data.report import report_lines
 from histocc.runtime.rng import mix
 from histocc.text import cleaner, text_hashes
 
-PAIRS, USUAL_AGREEMENT = 10, 0.93  # see `trained_answers`
+PAIRS, USUAL_AGREEMENT, OF_A_LIST = 10, 0.93, 0.1  # see `trained_answers`
 
 
 def hashes_of(texts: list[str], rule: str) -> np.ndarray:
@@ -68,15 +68,19 @@ def trained_answers(rows: RowSet) -> dict[str, Any]:
     with −1. conf float32 [T]: the probability that a further row has these codes.
 
     If m of n rows agree, conf is m / (n + a) (a Pólya urn). 1 / (1 + a) is the share of pairs of rows of one
-    text that agree. It starts from PAIRS pairs, of which the share USUAL_AGREEMENT agrees.
+    text that agree. It starts from PAIRS pairs, of which the share USUAL_AGREEMENT agrees. If less than the
+    share OF_A_LIST of the texts with several rows agrees, the table lists each text once with each of its
+    codes. Then agreeing rows are missing, and the share is USUAL_AGREEMENT.
     """
     of_rows = keys_of(np.asarray(rows.text_hash), rows.language)
     keys, text, count = np.unique(of_rows, return_inverse=True, return_counts=True)
     of_text, row, number = sets_of_codes(rows, text.reshape(-1))
     pairs = np.bincount(of_text, weights=number * (number - 1.0), minlength=len(count))
     repeated = count > 1
-    agreement = (pairs[repeated] / (count[repeated] * (count[repeated] - 1.0))).sum()
-    agreement = (agreement + PAIRS * USUAL_AGREEMENT) / (repeated.sum() + PAIRS)
+    agreeing = (pairs[repeated] / (count[repeated] * (count[repeated] - 1.0))).sum()
+    agreement = (agreeing + PAIRS * USUAL_AGREEMENT) / (repeated.sum() + PAIRS)
+    if agreeing < OF_A_LIST * repeated.sum():
+        agreement = USUAL_AGREEMENT
     first = np.unique(of_text, return_index=True)[1]  # the most frequent set of each text
     conf = number[first] / (count + 1 / agreement - 1)
     return {

@@ -135,12 +135,13 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
 
 def titles_alone(report: dict) -> int:
     """Return how many codes have one row, if the rows are a list of titles, and else 0. A list has distinct
-    texts with one code each, and at least half of its codes have one row.
+    texts with one code each, and at least half of them are the only one with their code. Of a sample of a
+    register this may be so for many codes, but they have few of its texts.
     """
     alone = sum(rows == 1 for rows in report["rare_codes"].values())
     rows = report["train_rows"] + report["val_rows"]
     is_list = MIN_LIST <= rows == report["distinct_texts"] and {*report["codes_per_row"]} == {"1"}
-    return alone if is_list and 2 * alone >= report["codes_used"] > 1 else 0
+    return alone if is_list and 2 * alone >= rows and alone > 1 else 0
 
 
 def report_lines(report: dict) -> list[str]:

@@ -567,6 +567,8 @@ def evaluate(
         >>> report["data"]["texts"]
         147
     """
+    if hasattr(data, "columns"):
+        raise UserError(f"data: found {type(data).__name__}, expected the name of a file")
     values = {"model": model, "data": [data] if isinstance(data, str | os.PathLike) else list(data)}
     with contextlib.ExitStack() as held:
         # after an error the data are still mapped, and Windows keeps such files

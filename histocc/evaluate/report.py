@@ -386,6 +386,10 @@ class Report(dict):
         elif what in ("confusions", "by_code"):
             rows = figures[what]
         else:
+            if f"by_{what}" not in figures:
+                groups = (name[3:] for name in figures if name.startswith("by_") and name != "by_code")
+                expected = ", ".join([ENTRY, "confusions", "by_code", *groups])
+                raise ValueError(f"what: found {what!r}, expected one of {expected}")
             groups = figures[f"by_{what}"]
             pairs = groups.items() if isinstance(groups, dict) else [(each[what], each) for each in groups]
             counts = "rows", "texts", "texts_trained_on"

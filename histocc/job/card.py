@@ -26,6 +26,10 @@ PAPER = (
     "Dahl, C. M., Johansen, T., & Vedel, C. (2024). Breaking the HISCO Barrier: Automatic Occupational"
     " Standardization with OccCANINE. arXiv:2402.13604. https://arxiv.org/abs/2402.13604"
 )
+HISCO = (
+    "Van Leeuwen, M. H. D., Maas, I., & Miles, A. (2002). HISCO: Historical International Standard"
+    " Classification of Occupations. Leuven University Press."
+)
 
 
 def command(asked: dict[str, Any]) -> str:
@@ -97,6 +101,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
     fitted = f"fitted on {number:,} texts" if number else "not fitted to how often it is right"
     cited = [f"The histocc contributors. histocc (version {version}), with this card"]
     cited += [PAPER] * bool(may_have_seen(state))  # built on published weights
+    of_codes = HISCO if state["system"] == "hisco" else "The authors of the codes"
     sections: dict[str, list[str]] = {
         "Model": [
             f"Texts{spoken} to {codes}",
@@ -111,7 +116,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
             "Statements or decisions about a single person: some codes are wrong, even at high confidence",
             f"Counts of rare codes, without a check{rare}",
         ],
-        "How to cite": [*cited, "The authors of the data and of the codes"],
+        "How to cite": [*cited, of_codes, "The authors of the data"],
     }
     lines = ["# Model card"]
     for title, content in sections.items():
@@ -123,23 +128,29 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
 
 
 def write_card(
-    file: str, state: dict[str, Any], figure: Figure | None = None, more: Sequence[str] = ()
+    file: str,
+    state: dict[str, Any],
+    figure: Figure | None = None,
+    more: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> None:
-    """Write the card of a checkpoint into its folder, and keep the figure there. Raises OSError."""
+    """Write the card of a checkpoint into its folder, and keep the figure there. overwrite: replace a file
+    that another program wrote. Raises OSError.
+    """
     folder = os.path.dirname(file)
     if figure:
         keep(folder, figure, state["step"])
-    with atomic_write(OwnFiles(folder).claim(CARD)[0]) as target:
+    with atomic_write(OwnFiles(folder, overwrite).claim(CARD)[0]) as target:
         target.write(card_of(file, state, figure, more).encode("utf-8", "backslashreplace"))
 
 
-def finish_run(file: str, say: Callable[[str], None], *more: str) -> None:
-    """Write the card of a finished run, and print how good its best model is and what to type next. more:
-    further sentences for the card. Rank 0 only. Raises UserError, OSError.
+def finish_run(file: str, say: Callable[[str], None], *more: str, overwrite: bool = False) -> None:
+    """Write the card of a finished run, and print how good its best model is and what to type next. more,
+    overwrite: as in `write_card`. Rank 0 only. Raises UserError, OSError.
     """
     state, folder = checkpoint.load(file), os.path.dirname(file)
     figure, model = Figure.of(state), shlex.quote(folder)
-    write_card(file, state, figure, more)
+    write_card(file, state, figure, more, overwrite)
     columns = text_flags(text_columns(state["args"].get("input_col")))
     of_codes = ["--key", os.path.join(folder, "key.csv")] * (state["formatter"]["kind"] != "hisco")
     review = shlex.join(["serve", "coded.csv", *columns, *of_codes])

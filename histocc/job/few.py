@@ -200,4 +200,4 @@ def write_run(args: JobConfig, own: OwnFiles, data: PreparedData, content: dict[
     log.close("ended by an error" if failed else "finished", 0)
     if failed:
         raise TrainingError(f"the model could not be saved: {failed}. The same command learns it again")
-    card.finish_run(own.path(checkpoint.BEST), log.say)
+    card.finish_run(own.path(checkpoint.BEST), log.say, overwrite=args.overwrite)

@@ -102,7 +102,7 @@ def run_training(args: JobConfig, inputs: Inputs, world: World) -> None:
             fitting.fit_run(args.save_path, precision, args.samples_at_once, world, data, resumed)
             if opened or not os.path.exists(os.path.join(args.save_path, card.CARD)):
                 file = world.run_on_main(lambda: models.find_weights(args.save_path, args.save_path))
-                world.run_on_main(lambda: card.finish_run(file, world.print))
+                world.run_on_main(lambda: card.finish_run(file, world.print, overwrite=args.overwrite))
             if world.is_main:
                 plot.draw_run(args.save_path)
 

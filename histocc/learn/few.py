@@ -22,6 +22,7 @@ from histocc.model.confidence import OUTPUTS, USUAL, Confidence, probability_of_
 from histocc.model.levels import Levels, map_of
 from histocc.model.ngrams import ALL_CASES
 from histocc.model.ridge import MIDDLE, SHARPNESS
+from histocc.text import COLUMN_SEPARATOR, text_hashes
 
 MAX_HALF = 64.0  # smaller coefficients are kept in half precision, as greater ones cancel each other
 MIN_LEFT_OUT = 20  # least number of texts for a confidence
@@ -58,6 +59,9 @@ class FewTexts:
             encoded_rows(data, train, self.first, max_len, check), self.hashes, self.idf, patterns
         )
         texts = train.strings(self.first)
+        self.text_hash = self.first_column = np.asarray(train.text_hash)[self.first]
+        if any(COLUMN_SEPARATOR in text for text in texts):
+            self.first_column = text_hashes([text.partition(COLUMN_SEPARATOR)[0].strip() for text in texts])
         languages = [data.languages[i] for i in np.asarray(train.language)[self.first]]
         weight = torch.from_numpy(self.count).to(dtype).sqrt()
         self.texts = closed_form.Texts(found.to(dtype), self._target().to(dtype), weight)
@@ -108,11 +112,14 @@ class FewTexts:
         return (time.perf_counter() - began) * (1 + (len(self.texts.weight) / len(some)) ** 3 / 10)
 
     def groups(self) -> list[Tensor]:
-        """Return the texts to leave out, at most MAX_LEFT_OUT, each with its text in other languages."""
-        first, times, text = distinct(np.asarray(self.data.train.text_hash)[self.first])
-        drawn = thinned(np.flatnonzero(self.is_left_out[first]), closed_form.MAX_LEFT_OUT)
-        members = np.split(np.argsort(text, kind="stable"), np.cumsum(times)[:-1])
-        return [torch.from_numpy(members[i]) for i in drawn]
+        """Return the texts to leave out together, about MAX_LEFT_OUT in all: those of one first column, with
+        all languages and further columns, as no part of a split shares it with another.
+        """
+        _, times, group = distinct(self.first_column)
+        may_stay = np.bincount(group, self.is_left_out) == times
+        most = closed_form.MAX_LEFT_OUT * len(times) // len(np.unique(self.text_hash))
+        members = np.split(np.argsort(group, kind="stable"), np.cumsum(times)[:-1])
+        return [torch.from_numpy(members[i]) for i in thinned(np.flatnonzero(may_stay), most)]
 
 
 class Learned(NamedTuple):
@@ -153,10 +160,11 @@ def learn(few: FewTexts) -> Learned:
         "ridge.outputs": solved.outputs,
         "ridge.places": places,
     }
-    weight = np.concatenate([[], *(np.full(len(group), 1 / len(group)) for group in groups)])
     members = torch.cat([*groups, torch.zeros(0, dtype=torch.int64)])
+    _, times, text = distinct(few.text_hash[members.numpy()])
     logits = SHARPNESS * (solved.left_out.float() - MIDDLE)
-    return Learned(settings, weights, {"ngrams": few.config, "ridge": sizes}, logits, members, weight)
+    config = {"ngrams": few.config, "ridge": sizes}
+    return Learned(settings, weights, config, logits, members, 1 / times[text])
 
 
 def judge(few: FewTexts, learned: Learned, most_codes: int, levels: Levels) -> dict[str, Any]:

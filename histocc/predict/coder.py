@@ -142,7 +142,7 @@ class Coder:
         if decoder not in self.decoders:
             lacks = "has only the linear decoder" if self.kind == "flat" else "has no linear decoder"
             remedy = (
-                "leave out --decoder. With --seq2seq-weight 0.1 a model also learns to write codes, but in"
+                "name no decoder. With --seq2seq-weight 0.1 a model also learns to write codes, but in"
                 " steps and without a prior, which is worse with few labels"
             )
             remedy = remedy if self.kind == "flat" else f"use {in_series(self.decoders, 'or')}"
