@@ -87,20 +87,14 @@ def test_decisions_are_on_all_columns_of_a_text(model, tmp_path):
 
 
 def test_rows_count_as_often_as_their_column_says(tmp_path):
-    rows = [
-        ("smith", "83110", 2),
-        ("farmer", "61110", "3.0"),
-        ("clerk", "39310", 0),
-        ("tailor", "79100", "x"),
-        ("baker", "77610", "1,000"),
-    ]
+    rows = [("smith", "83110", 2), ("farmer", "61110", "3.0"), ("baker", "77610", "1,000")]
     header = ("occ1", "hisco_1", "n")
     weighted = settings_for(write_csv(tmp_path / "a.csv", header, rows), weight_col="n")
     repeated = [("smith", "83110", 1)] * 2 + [("farmer", "61110", 1)] * 3
     plain = settings_for(write_csv(tmp_path / "b.csv", header, repeated))
     first, second = (Result(prep.prepare(each, str(tmp_path), quiet)) for each in (weighted, plain))
     assert first.train == second.train
-    assert first.data.train.times.tolist() == [2, 3] and first.report["rejected"] == {UNFIT: 3}
+    assert first.data.train.times.tolist() == [2, 3] and first.report["rejected"] == {UNFIT: 1}
     assert any("--weight-col n" in line for line in second.report["read"])  # a column that is not read
 
 
@@ -110,19 +104,9 @@ def test_rows_count_as_often_as_their_column_says(tmp_path):
         (["99.5", "100,0", " 199.0 ", "995"], [1, 1, 2, 10], 0, "99.5, the least,"),
         (["0.5", "1", "2.25", "0,125"], [4, 8, 18, 1], 0, "0.125, the least,"),
         (["5", "10", "1,5", "1,500", "0", "-1", "nan", "inf", "1.000", "x", ""], [3, 7, 1], 8, "1.5, the"),
-        (
-            ["500000", "1e6", "1000000", "1000001"],
-            [1, 2, 2],
-            1,
-            "500000, the least,",
-        ),  # these are more than a million rows
+        (["500000", "1e6", "1000000", "1000001"], [1, 2, 2], 1, "500000, the least,"),  # more than a million
         (["1", "1000000", "3"], [1, 1000000, 3], 0, ""),  # the least one is 1
-        (
-            ["1.234,5", "1 000", "1\u00a0000", "1'000", "1,000.5", "1.000.000"],
-            [1] * 5 + [1000],
-            0,
-            "the least",
-        ),
+        (["1.234,5", "1 000", "1\xa0000", "1'000", "1,000.5", "1.000.000"], [1] * 5 + [1000], 0, "the least"),
         (["0.001", "1000", "1.234,5,6", "1.234.5", "1 00"], [1, 1000], 3, "1, by which none is above 1,000,"),
     ],
 )

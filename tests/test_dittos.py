@@ -1,7 +1,7 @@
 """Rows that say something by the row above: texts such as do., and blank cells of --fill-down."""
 
 import pytest
-from helpers import run_here
+from helpers import run_here, words
 from preparing import codes_of, prepare, written
 from test_review import read, run, write
 from test_review_page import Serving
@@ -10,30 +10,16 @@ from histocc import prepare as command
 from histocc.data.records import Table, is_ditto
 from histocc.job.config import finetune_parser
 
-WORDS = (
-    "do|Do.|d:o|D:o.|dº|d.º|dto|dtto|ditto.|dito|idem|ídem|i\u0301dem|id.|ib.|Ibid.|ibid|desgl.|Desgl|dsgl."
-)
+WORDS = "do|Do.|d:o|D:o.|dº|d.º|dto|dtto|ditto.|dito|idem|ídem|i\u0301dem|id.|ib.|Ibid.|ibid|desgl.|Desgl"
 MARKS = '"|" " "|„|„ „|,,|, ,|,, ,|\'\'|-"-|– „ –|–„–|— ” —|--,,--|〃 〃|»|«'
 WORDS += (
-    "|d/o|d.o|d.o.|do .|(do.)|dgl|the same|same as above|The same as above|le même|la m\u00eame|la meme"
+    "|dsgl.|d/o|d.o|d.o.|do .|(do.)|dgl|the same|same as above|The same as above|le même|la m\u00eame|la meme"
     "|comme dessus|comme ci-dessus|wie oben|derselbe|dieselbe|samme|Samma|som ovenfor|som ovan|als boven"
     "|dezelfde|zelfde|come sopra|lo stesso|ibidem"
 )
 MARKS += "|//|-//-|--//--"
 OTHERS = 'dock|d|o|do it|id|-|--|.|,|\'|same|none|/|"-"|smed do.|derselbe Schmied|the same smith|"smed"||…'
-TRADES = [
-    "baker",
-    "clerk",
-    "cooper",
-    "dyer",
-    "farmer",
-    "glazier",
-    "mason",
-    "miller",
-    "sailor",
-    "smith",
-    "tailor",
-]
+TRADES = words("baker clerk cooper dyer farmer glazier mason miller sailor smith tailor")
 IN_TURN = [row for i in range(70) for row in (TRADES[i * 5 % 11], "do.")]  # as in a register
 
 
@@ -64,9 +50,8 @@ def test_dittos_without_a_row_above_have_no_text(tmp_path, monkeypatch, texts, l
     settings = {name: value for name, value in more.items() if name != "header"}
     result = prepare(tmp_path, f"occ1,hisco_1,{header}\n{rows}", **settings)
     number, why = left or (0, "")
-    assert len(result.rejected) == number and all(
-        f"ditto left, because {why}" in kind for kind in result.report["rejected"]
-    )
+    assert len(result.rejected) == number
+    assert all(f"ditto left, because {why}" in kind for kind in result.report["rejected"])
     assert result.report["dittos_filled"] == sum(map(is_ditto, texts)) - number
     above, expected = "", []
     for text in texts:
@@ -101,10 +86,8 @@ def test_a_chunk_may_begin_with_one_below_rows_that_cannot_be_read(tmp_path, mon
 
 
 def test_the_flag_has_a_value_or_none():
-    values = {"": None, "--ditto": "all", "--ditto all": "all", "--ditto none": "none"}
-    assert {
-        text: finetune_parser().parse_args(["--dataset=x", *text.split()]).ditto for text in values
-    } == values
+    for text, value in {"": None, "--ditto": "all", "--ditto all": "all", "--ditto none": "none"}.items():
+        assert finetune_parser().parse_args(["--dataset=x", *text.split()]).ditto == value
     for value, read_as in {True: "all", False: "none", "none": "none"}.items():  # of R, and of earlier runs
         assert finetune_parser().checked({"ditto": value}, "") == {"ditto": read_as}
 
@@ -117,12 +100,8 @@ def test_codes_that_are_written_once(tmp_path):
     assert "Note: rows without a first code: 3; add --fill-down hisco_1 if" in said
     said = run_here(command.main, *given, "--fill-down", "hisco_1")
     assert "5 for training" in said and "no first code" not in said
-    result = prepare(
-        tmp_path,
-        f"occ1,hisco_1,hisco_2\n{rows}",
-        cols=("hisco_1", "hisco_2"),
-        fill_down=["hisco_1", "hisco_2"],
-    )
+    both = ["hisco_1", "hisco_2"]
+    result = prepare(tmp_path, f"occ1,hisco_1,hisco_2\n{rows}", cols=both, fill_down=both)
     assert codes_of(result) == [["83110", "61110"]] * 2 + [["77610"]] * 3  # a row with a code has its own
 
 
@@ -137,15 +116,7 @@ def test_a_row_without_a_text_has_no_code_of_another(tmp_path, monkeypatch):
 
 
 CODED = ["id", "occ1", "lang", "hisco_1", "prob_1", "conf", "needs_review"]
-REGISTER = [
-    ("shoemaker", "en"),
-    ("do.", ""),
-    ("d:o", "en"),
-    ("", ""),
-    ("do.", ""),
-    ("smith", "en"),
-    ("id.", ""),
-]
+REGISTER = [("mason", "en"), ("do.", ""), ("d:o", "en"), ("", ""), ("do.", ""), ("smith", "en"), ("id.", "")]
 
 
 def test_reviewed_with_their_rows(tmp_path):
@@ -163,7 +134,7 @@ def test_reviewed_with_their_rows(tmp_path):
         write(sheet, [[*made[0]], *([*row.values()] for row in made)])
         return {row["text"]: row["rows"] for row in made}
 
-    assert decide(coded, {"shoemaker": "61110"}) == {"shoemaker": "3", "smith": "2"}
+    assert decide(coded, {"mason": "61110"}) == {"mason": "3", "smith": "2"}
     said = run("apply", sheet, "--to", coded, "--output", final, "--by", "Ann", "--fill")
     assert "in 4 rows: 4 with the text of the row above" in said and "2 guessed (decided_by: guess)" in said
     found = read(final)
@@ -175,7 +146,7 @@ def test_reviewed_with_their_rows(tmp_path):
     run("apply", sheet, "--to", final, "--output", tmp_path / "last.csv", "--by", "Cy")
     last = [(row["hisco_1"], row["decided_by"]) for row in read(tmp_path / "last.csv")]
     assert last[5:] == [("", "Cy"), ("01110", "Bo")] and last[:3] == [("61110", "Ann")] * 3
-    assert set(decide(coded, {}, "--ditto", "none")) == {"shoemaker", "do.", "d:o", "smith", "id."}
+    assert set(decide(coded, {}, "--ditto", "none")) == {"mason", "do.", "d:o", "smith", "id."}
 
 
 @pytest.mark.processes

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from helpers import run_inside, write_csv
+from helpers import run_inside, words, write_csv
 from preparing import HEADER, Result, codes_of, prepare, quiet, refusal, settings_for
 from test_prepare import table
 
@@ -28,6 +28,7 @@ def test_hisco_gets_its_leading_zero_back_and_other_systems_nothing(tmp_path):
 
 
 ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211", "221"]
+SPELLINGS, DATES = "I5.9 I5.9 i5.9 I59 1.11 11.1 111", "01.1 2024-10-01 1E5 Jan-10"
 
 
 @pytest.mark.parametrize(
@@ -49,29 +50,11 @@ ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211
         ("83110 83.110 8.31", {}, None, {}, "83110 for 83.110"),  # a system with points
         ("83 110 83,110", {}, None, {}, "look like several in one cell, such as '83,110': 1; separate"),
         ("110.0 2111 9", {"fixed_codes": ["0110", "2111", "9"]}, "0110 2111 9", {"zeros_restored": 1}, ""),
-        (
-            "I5.9 I5.9 i5.9 I59 1.11 11.1 111",
-            {},
-            None,
-            {},
-            "I59 for I5.9, i5.9 for I5.9; join them with --recode spellings",
-        ),
+        (SPELLINGS, {}, None, {}, "I59 for I5.9, i5.9 for I5.9; join them with --recode spellings"),
         ("é1 \u200be\u03011 \ufeffE\u03011 é1", {"join_spellings": True}, "é1", {}, ""),
-        ("I5.9 I5.9 i5.9 I59 1.11 11.1 111", {"join_spellings": True}, "1.11 11.1 111 I5.9", {}, ""),
-        (
-            "01.1 2024-10-01 1E5 Jan-10",
-            {},
-            None,
-            {},
-            "codes like dates or powers of ten, such as '2024-10-01': 2; did",
-        ),
-        (
-            "B05.9|J1.8 B05.9|J1.9 B05.9",
-            {},
-            None,
-            {},
-            "such as 'B05.9|J1.8': 2; separate them with --code-separator '|'",
-        ),
+        (SPELLINGS, {"join_spellings": True}, "1.11 11.1 111 I5.9", {}, ""),
+        (DATES, {}, None, {}, "codes like dates or powers of ten, such as '2024-10-01': 2; did"),
+        ("B5|J1.8 B5|J1.9 B5", {}, None, {}, "such as 'B5|J1.8': 2; separate them with --code-separator '|'"),
     ],
 )
 def test_what_all_codes_together_tell(tmp_path, cells, more, codes, counts, words):
@@ -87,15 +70,8 @@ def test_what_all_codes_together_tell(tmp_path, cells, more, codes, counts, word
 
 FORMS = {  # of 08311 and 83110
     "codes_unguarded": [
-        '="08311"',
-        "'08311",
-        '"08311"',
-        "'08311'",
-        "=08311",
-        '=T("08311")',
-        '= "08311"',
-        "“08311”",
-        "‘08311",
+        *('="08311"', "'08311", '"08311"', "'08311'", "=08311"),
+        *('=T("08311")', '= "08311"', "“08311”", "‘08311"),
     ],
     "codes_invisible": ["083\u200b11", "083\xad11", "\ufeff08311", "08311\u2060", "\u200e08311"],
     "codes_wide": ["０８３１１", "٠٨٣١١", "०८३११", "0831１"],
@@ -119,9 +95,7 @@ def test_a_code_is_the_same_however_it_is_written(tmp_path, kind):
     assert all(any(rows_of[0] and repr(rows_of[0]) in line for line in lines) for rows_of in forms.values())
 
 
-@pytest.mark.parametrize(
-    "cell", ["A'1", "l'art", "'s baas", "x²", "Ⅳ", "é1", "smith\xa0two", '"a" or "b"', "1,5", "10.5"]
-)
+@pytest.mark.parametrize("cell", ["A'1", "l'a", "'s b", "x²", "Ⅳ", "é1", "a\xa0b", '"a" "b"', "1,5", "9.5"])
 def test_other_signs_belong_to_a_code(tmp_path, cell):
     rows = [("a", cell), ("b", "83110")]
     chosen = settings_for(write_csv(tmp_path / "a.csv", HEADER[:2], rows), kind="classes")
@@ -136,15 +110,11 @@ THREE = ["83110", "51020", "61110"]
     "cells, separator",
     [
         (["83110#51020"], "#"),
-        *(
-            ([f"83110 {word} 51020"], word)
-            for word in ("and", "og", "och", "und", "et", "en", "y", "e", "AND")
-        ),
+        *(([f"83110 {word} 51020"], word) for word in words("and og och und et en y e AND")),
         (["83110 & 51020"], "&"),
         (["83110\n51020", "83110\r\n51020"], r"\n"),
         (["83110\t51020"], r"\t"),
         (["83110  51020", "83110\xa0\xa051020"], "  "),
-        (["83110\xa0\xa051020"], "  "),
         (["83110 u. 51020"], "u."),
         (["83110 51020"], " "),
         (["83110:51020"], ":"),
@@ -154,9 +124,8 @@ THREE = ["83110", "51020", "61110"]
 )
 @pytest.mark.parametrize("formatter", ["auto", "hisco"])
 def test_several_codes_in_one_cell_are_told_by_the_codes(tmp_path, formatter, cells, separator):
-    data = write_csv(
-        tmp_path / "a.csv", HEADER[:2], [*((f"t{x}", x) for x in THREE), *((x, x) for x in cells)]
-    )
+    rows = [(f"t{x}", x) for x in THREE] + [(x, x) for x in cells]
+    data = write_csv(tmp_path / "a.csv", HEADER[:2], rows)
     flags = [data, "--target-cols", "hisco_1", "--share-val", 0, "--formatter", formatter, "--save-path"]
     code, said = run_inside(command.main, *flags, tmp_path / "out")
     flag = f"--code-separator '{separator.lower()}'"
@@ -172,7 +141,6 @@ def test_one_number_with_decimals_does_not_keep_the_others_from_repair(tmp_path)
     result = prepare(tmp_path, content, kind="classes")
     assert result.codes == ["7000", "7001", "7002", "7003", "7004", "7213.5"]
     assert result.report["zeros_restored"] == 30 and "are whole (1): 7213.5;" in result.report["read"][1]
-    assert "7213.5" in result.report["read"][1]
 
 
 def test_recoded_codes_are_read_as_those_of_rows(tmp_path):

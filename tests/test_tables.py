@@ -279,9 +279,8 @@ def test_windows_1252_is_recognized_by_the_letters_of_its_languages(tmp_path, te
     result = prepare(tmp_path, content.encode("cp1252"))
     assert result.texts == texts
     said = "\n".join(report_lines(result.report))
-    assert (
-        "Note: data.csv was read as Windows-1252, because it is not UTF-8: " in said and "--encoding" in said
-    )
+    assert "Note: data.csv was read as Windows-1252, because it is not UTF-8: " in said
+    assert "--encoding" in said
 
 
 def test_a_broken_word_among_ascii_tells_no_code_page(tmp_path):
@@ -390,16 +389,10 @@ def test_languages_and_letters(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "text"),
     [
-        (
-            ["K&oslash;bmand", "K&#248;bmand", "K&#xF8;bmand", "K&amp;oslash;bmand", "K\\u00f8bmand"],
-            "Købmand",
-        ),
+        (["Fr&oslash;en", "Fr&#248;en", "Fr&#xF8;en", "Fr&amp;oslash;en", "Fr\\u00f8en"], "Frøen"),
         (["K=C3=B8bmand", "K=F8bmand", "K%C3%B8bmand", "K%F8bmand"], "Købmand"),
         (["KÃ¸bmand", "Kã¸bmand", "KÃƒÂ¸bmand"], "Købmand"),
-        (
-            ["R&aring;dmand &amp; bager", "R=C3=A5dmand=20&=20bager", "R%C3%A5dmand%20%26%20bager"],
-            "Rådmand & bager",
-        ),
+        (["R&aring;d &amp; bager", "R=C3=A5d=20&=20bager", "R%C3%A5d%20%26%20bager"], "Råd & bager"),
         (["Smed &lt;gammel&gt;"], "Smed <gammel>"),
         (["Å‚awnik"], "ławnik"),
     ],
@@ -456,56 +449,27 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "no line with column names": (GOOD, None, r"has no column 'occ1'; it has 'farmer', '61110'"),
     "column misspelt": (b"Occ1,hisco_1\n" + GOOD, None, r"'hisco_1'\. Did you mean --input-col 'Occ1'\?"),
     "column names broken": (b'"occ1"x,hisco_1\n' + GOOD, None, r"column names cannot be read as CSV"),
-    "unusual delimiter": (
-        b"occ1/hisco_1\nfarmer/61110\n",
-        None,
-        r"one column only: name the delimiter with --delimiter",
-    ),
+    "unusual delimiter": (b"occ1/x\na/1\n", None, r"one column only: name the delimiter with --delimiter"),
     "blank lines, no line end at the last": (HEAD + b"\n\nfarmer,61110\n\nsmith,83110", 2, r"2 read"),
     "UTF-16": ((HEAD + GOOD).decode().encode("utf-16"), 2, r"data\.csv was read as UTF-16"),
     "a whole file of zeros": (b"\0" * 100, None, r"is not a text file"),
     "damaged workbook": (b"PK\x03\x04rest", None, r"cannot be read as a workbook .* password-protected"),
     "workbook with a password": (b"\xd0\xcf\x11\xe0" + bytes(999), None, r"password-protected .*; save"),
     "R data file": (gzip.compress(b"RDX3\nX\n\0\0\0\3"), None, r"an R data file; .*, or write\.csv\(x, "),
-    "gzip": (gzip.compress(HEAD + GOOD), 2, r"2 read"),
     "gzip of two parts, Windows-1252": (gzip.compress(HEAD) + gzip.compress(b"v\xe6ver,75400\n"), 1, r"1252"),
-    "gzip that is cut": (
-        gzip.compress(HEAD + GOOD)[:-9],
-        None,
-        r"damaged gzip file \(.*; copy or make it again",
-    ),
+    "gzip that is cut": (gzip.compress(GOOD)[:-9], None, r"damaged gzip file \(.*; copy or make it again"),
     "blanks around names": (b" occ1,hisco_1 \n" + GOOD, 2, r"blanks around column names, or line breaks"),
     "Feather file": (b"ARROW1\0\0", None, r"a Feather file; save it as Parquet"),
     "HTML that is called .xls": (b"<html><table><tr><td>occ1", None, r"not a CSV file but HTML or XML"),
     "workbook in gzip": (gzip.compress(b"PK\x03\x04"), None, r"not CSV but workbook in gzip; unpack it"),
     "JSON": (b'[\n {"occ1": "farmer"}]', None, r"is not a CSV file but JSON; write its rows as JSON lines"),
-    "JSON of one object": (
-        b'{\n "occ1": "farmer"\n}',
-        None,
-        r"but JSON; write each row as an object with the names of its columns",
-    ),
-    "JSON in gzip": (
-        gzip.compress(b'[{"occ1": "farmer"}]'),
-        None,
-        r"JSON in gzip; .*gunzip --keep .*data\.csv",
-    ),
+    "JSON object": (b'{\n "a": "b"\n}', None, r"JSON; write each row as an object with the names of its"),
+    "JSON in gzip": (gzip.compress(b'[{"a": "b"}]'), None, r"JSON in gzip; .*gunzip --keep .*data\.csv"),
     "JSON lines": (b'{"occ1": "farmer", "hisco_1": ["61110"]}\n' * 2, 2, r"2 read, 2 for training"),
-    "JSON lines, cut": (
-        b'{"occ1": "farmer"}\n\n{"occ1": "sm',
-        None,
-        r"line 3: is not a JSON object in utf-8",
-    ),
+    "JSON lines, cut": (b'{"a": "b"}\n\n{"a": "sm', None, r"line 3: is not a JSON object in utf-8"),
     "a list in JSON lines": (b'{"a": 1}\n[1]\n', None, r"line 2: is not a JSON object"),
-    "lists in JSON lines": (
-        b'["smith","83110"]\n["baker","1"]\n',
-        None,
-        r"JSON; write each row as an object",
-    ),
-    "JSON lines in UTF-16": (
-        '{"occ1": "smith"}\n'.encode("utf-16"),
-        None,
-        r"JSON lines in UTF-16; save them in",
-    ),
+    "lists in JSON lines": (b'["a","b"]\n["c","1"]\n', None, r"but JSON; write each row as an object"),
+    "JSON lines in UTF-16": ('{"a": "b"}\n'.encode("utf-16"), None, r"JSON lines in UTF-16; save them in"),
     "PNG": (b"\x89PNG\r\n\x1a\n", None, r"is not a CSV file but a PNG, .* picture; transcribe"),
     "JPEG": (b"\xff\xd8\xff\xe0", None, r"is not a CSV file but a PNG, JPEG or TIFF picture"),
     "PDF": (b"%PDF-1.7\n", None, r"a PDF or RTF document; copy the table in it into a spreadsheet"),
@@ -523,11 +487,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     ),
     "compressed with xz": (b"\xfd7zXZ\0", None, r"compressed with xz; unpack it"),
     "compressed with bzip2": (b"BZh91AY&SY", None, r"compressed with bzip2; unpack it"),
-    "damaged Stata file": (
-        b"<stata_dta><header>",
-        None,
-        r"cannot be read as a file of Stata \(.*save it as CSV",
-    ),
+    "damaged Stata file": (b"<stata_dta>", None, r"cannot be read as a file of Stata \(.*save it as CSV"),
     "damaged Parquet file": (b"PAR1 cut off", None, r"is a damaged Parquet file"),
     "NUL inside": (HEAD + GOOD + b"sm\0ith,83110\n", 2, r"1 × forbidden character \(data\.csv line 4\)"),
     "quotation mark": (HEAD + GOOD + b'8,"x\n61110,the "old" man\n', None, r"before line 5.*--no-quotes"),
@@ -545,17 +505,8 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
         r"1 × rows inside a cell",
     ),
     "prose of several lines": (HEAD + GOOD + b'"farmer, old\nof it, x",61110\n', 3, r"lines of text: 1 "),
-    "other language": (
-        LANG + b"fi\n",
-        1,
-        r"models do not know .they know en da .*: fi",
-        "--language-col lang",
-    ),
-    "a column of languages that is not named": (
-        LANG + b"en\n",
-        1,
-        r"not read; add --language-col lang to read it",
-    ),
+    "language": (LANG + b"fi\n", 1, r"models do not know .they know en da .*: fi", "--language-col lang"),
+    "languages not named": (LANG + b"en\n", 1, r"not read; add --language-col lang to read it"),
     "wrong column": (LANG + b"en\n", None, r"check --target-cols and --formatter", "--target-cols lang"),
     "columns parted by a comma": (
         LANG + b"en\n",
@@ -621,9 +572,8 @@ def test_key_file_with_faults(tmp_path, text, words):
 
 
 def test_codes_of_a_key_file_are_read_as_those_of_rows(tmp_path):
-    path = write_csv(
-        tmp_path / "key.csv", ["system_code", "code"], [('="08311"', "0"), ("'077\u200b61", "'1")]
-    )
+    codes = [('="08311"', "0"), ("'077\u200b61", "'1")]
+    path = write_csv(tmp_path / "key.csv", ["system_code", "code"], codes)
     assert read_key(path) == ["08311", "07761"]
     path = write_csv(tmp_path / "twice.csv", ["word", "freq"], [("a", "1"), ("word", "freq"), ("b", "2")])
     assert read_words(path) == {"a": 1, "b": 2}  # of two files, with the names of the columns again
@@ -641,14 +591,7 @@ def test_a_cell_holds_the_code_that_it_would_in_training_data():
     cells = {"1110": "01110", "8-31.10": "83110", " 61110.0 ": "61110", "NA": "", "": "", " ": "", ".": ""}
     assert {cell: code_of_cell(cell, hisco) for cell in cells} == cells
     gpf, key = make_formatter("gpf", ["a"]), {"08311", "8", "A'1", "０"}
-    cells = {
-        "8'311": "08311",
-        "8,311": "08311",
-        "8\xa0311": "08311",
-        '="8311"': "08311",
-        "A'1": "A'1",
-        "０": "０",
-    }
+    cells = dict.fromkeys(("8'311", "8,311", "8\xa0311", '="8311"'), "08311") | {"A'1": "A'1", "０": "０"}
     assert {cell: code_of_cell(cell, gpf, key) for cell in cells} == cells
     assert code_of_cell("8,311", gpf, key | {"311"}) == "8,311"  # two codes
     assert code_of_cell("NA", make_formatter("gpf", ["a"]), {"NA"}) == "NA"  # the key has it
