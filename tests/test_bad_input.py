@@ -8,18 +8,7 @@ import sys
 import types
 
 import pytest
-from helpers import (
-    FINETUNE,
-    REPO,
-    TINY,
-    TRAIN_MIXER,
-    run,
-    run_here,
-    start_forked,
-    wait_until_handled,
-    words,
-    write_rows,
-)
+from helpers import FINETUNE, REPO, TINY, run, run_here, start_forked, wait_until_handled, words, write_rows
 from test_distributed import no_launcher  # noqa: F401
 
 import finetune
@@ -54,12 +43,6 @@ def test_several_problems_are_reported_together(tmp_path, data):
         "--persistent-workers needs --num-workers",
     ):
         assert said in output, said
-
-
-def test_missing_file_and_save_path_below_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    output = refused(tmp_path, "--dataset", tmp_path / "none.csv", "--save-path", tmp_path / "file" / "run")
-    assert "none.csv: no such file" in output and f"{tmp_path / 'file'} is not a folder" in output
 
 
 @pytest.mark.parametrize(
@@ -112,7 +95,7 @@ def test_on_several_processes_rank_0_alone_speaks_and_every_rank_ends_with_2(tmp
 
 @pytest.mark.processes
 def test_help_is_printed_once(tmp_path):
-    output = run(TRAIN_MIXER, "--help", processes=2)
+    output = run("train_mixer.py", "--help", processes=2)
     assert output.count("usage: train_mixer.py") == 1
 
 
@@ -129,7 +112,6 @@ def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
     "flags, said",
     [
         ("--batch-size 0", "'0' is not a whole number of at least 1"),
-        ("--weight-decay nan", "--weight-decay: 'nan' is not a number of at least 0"),
         ("--formatter x", "--formatter"),
         ("--seed", "--seed"),
         ("--bach_size 8", "unrecognized arguments: --bach-size; did you mean --batch-size?"),

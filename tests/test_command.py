@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import REPO, TINY, environment, read_logs, run, write_csv, write_rows
+from helpers import REPO, environment
 
 import finetune
 from histocc import __main__ as command
@@ -60,13 +60,10 @@ def test_help_is_one_screen_with_examples_that_are_accepted(name, monkeypatch):
 
 def test_the_table_is_a_word_and_other_spellings_are_accepted(monkeypatch):
     parse = finetune.get_args_parser().parse_args
-    assert parse(["a.csv", "b.csv", "--save-path", "run"]) == parse(
-        ["--data", "a.csv", "b.csv", "--output", "run"]
-    )
-    assert (
-        parse(["--output", "run", "a.csv"]).dataset == ["a.csv"]
-        and parse(["a.csv"]).save_path == "./Finetuned/"
-    )
+    files = ["a.csv", "b.csv"]
+    assert parse([*files, "--save-path", "run"]) == parse(["--data", *files, "--output", "run"])
+    assert parse(["--output", "run", "a.csv"]).dataset == ["a.csv"]
+    assert parse(["a.csv"]).save_path == "./Finetuned/"
     for argv, said in (
         ([], "required: FILE.csv (it comes before the flags: finetune.py FILE.csv …)"),
         (["--target-cols", "hisco_1", "a.csv"], "it comes before the flags"),
@@ -79,23 +76,6 @@ def test_the_table_is_a_word_and_other_spellings_are_accepted(monkeypatch):
     assert "--output FOLDER" in finetune.get_args_parser().format_help()
 
 
-@pytest.mark.processes
-@pytest.mark.full
-def test_it_trains_resumes_and_codes_as_the_scripts_do(tmp_path):
-    data = write_rows(tmp_path / "rows.csv", 60)
-    flags = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", "--batch-size", 8, *TINY]
-    train = ["histocc", "train", *flags, "--max-steps"]
-    run(*train, 4, "--save-path", tmp_path / "one")
-    run(*train, 2, "--save-path", tmp_path / "two", processes=2, launcher="run")
-    assert "--seed was" in run(*train, 4, "--seed", 3, "--save-path", tmp_path / "one", code=2)
-    run(*train, 6, "--save-path", tmp_path / "one")
-    assert read_logs(tmp_path / "one")[-1]["step"] == 6 and read_logs(tmp_path / "two")[-1]["step"] == 2
-    new = write_csv(tmp_path / "new.csv", ("occ1",), [(f"weaver no {i}",) for i in range(20)])
-    coded = tmp_path / "coded.csv"
-    run("histocc", "predict", "--model", tmp_path / "one", "--input", new, "--output", coded)
-    assert len(coded.read_text(encoding="utf-8").splitlines()) == 21
-
-
 @pytest.mark.parametrize(
     "own, expected", [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
 )
@@ -105,7 +85,6 @@ def test_threads_spin_shortly_unless_the_user_says_how_long(own, expected):
     env = environment()
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         env.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPO, env=env | own, capture_output=True, text=True
-    )
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, cwd=REPO, env=env | own, capture_output=True, text=True)
     assert done.stdout.split() == ["False", expected], done.stderr

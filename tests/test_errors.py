@@ -15,19 +15,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import FINETUNE, REPO, TINY, command, environment, write_rows
+from helpers import FINETUNE, PIPED, TINY, command, environment, write_rows
 from torch.utils.data import DataLoader
 
-from histocc.runtime import checkpoint, log
+from histocc.runtime import checkpoint, errors, log
 from histocc.runtime.checkpoint import Saver
-from histocc.runtime.errors import (
-    TrainingError,
-    UserError,
-    allow_open_files,
-    as_user_error,
-    in_words,
-    run_command,
-)
+from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words
 from histocc.runtime.files import OwnFiles, run_lock
 from histocc.runtime.log import Stage
 from histocc.runtime.world import World
@@ -81,7 +74,7 @@ class Share(torch.utils.data.Dataset):
 def test_processes_that_load_data_have_as_many_open_files_as_the_system_lets_them():
     def load():
         resource.setrlimit(resource.RLIMIT_NOFILE, (16, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        allow_open_files()
+        errors.allow_open_files()
         count = 0
         for _ in DataLoader(Share(), batch_size=None, num_workers=4, prefetch_factor=4):
             if count < 3:
@@ -137,9 +130,9 @@ def test_a_save_beyond_the_limit_of_files(tmp_path):
 
 def test_commands_of_one_process_say_what_is_wrong_once(capsys):
     def ends_with(error):
-        return run_command(Mock(side_effect=error))
+        return errors.run_command(Mock(side_effect=error))
 
-    assert run_command(lambda: None) == 0 and ends_with(UserError("no such run")) == 2
+    assert errors.run_command(lambda: None) == 0 and ends_with(UserError("no such run")) == 2
     assert ends_with(OSError(28, "No space left on device", "out.csv")) == 1
     assert ends_with(KeyboardInterrupt()) == 130
     said = capsys.readouterr().err
@@ -197,13 +190,8 @@ def test_a_run_outlives_its_terminal(tmp_path):
     """Both streams are pipes whose reader ends after the first lines."""
     flags = ["--dataset", write_rows(tmp_path / "data.csv", 40), "--target-cols", "hisco_1", *TINY]
     flags += ["--formatter", "hisco", "--save-path", tmp_path / "run", "--batch-size", 4, "--num-epochs", 1]
-    process = subprocess.Popen(
-        command(FINETUNE, *flags, "--log-interval", 1),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment(),
-        cwd=REPO,
-    )
+    line = command(FINETUNE, *flags, "--log-interval", 1)
+    process = subprocess.Popen(line, env=environment(), **PIPED)
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(120) == 0

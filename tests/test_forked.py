@@ -101,9 +101,8 @@ def test_threads_of_the_parent_and_a_signal_to_all(tmp_path):
     """A fork leaves the parent's threads behind; a queue sends its signal to all processes of a job."""
     script = tmp_path / "threads.py"
     script.write_text(THREADS.format(repo=REPO))
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    line = [sys.executable, str(script)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == "sums True True\n"
     assert process.stdout.readline() == "waits\n"
     time.sleep(0.2)
@@ -158,10 +157,8 @@ def test_how_many_processes(monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert [choose_processes(None, alone, pieces) for pieces in (0, 1, 2, 3, 9)] == [1, 1, 1, 3, 4]
     assert choose_processes(7, alone, 9) == 7 and choose_processes(7, alone, 2) == 2
-    for world, why in (
-        (World(size=2), "the launcher"),
-        (World(device=torch.device("cuda")), "it is for CPUs"),
-    ):
+    on_gpu = World(device=torch.device("cuda"))
+    for world, why in ((World(size=2), "the launcher"), (on_gpu, "it is for CPUs")):
         assert choose_processes(None, world, 9) == 1 == choose_processes(1, world, 9)
         with pytest.raises(UserError, match=why):
             choose_processes(2, world, 9)

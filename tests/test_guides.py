@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import REPO, environment, read_logs, run_here
+from helpers import REPO, environment, read_logs, run_here, words
 
 from benchmarks import common
 from histocc.__main__ import COMMANDS
@@ -24,9 +24,7 @@ from histocc.sample import __main__ as sample
 DOCS = sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md"))
 PAGES = ("README.md", "MULTI_GPU_TRAINING.md", *DOCS)
 # Written by commands: the length of these, and how they begin, are not checked
-GENERATED = [
-    f"docs/{name}.md" for name in ("benchmarks", "glossary", "reference-commands", "reference-files")
-]
+GENERATED = [f"docs/{name}.md" for name in words("benchmarks glossary reference-commands reference-files")]
 BY_HAND = [page for page in PAGES if page not in GENERATED]
 ENGINES = {"dask": "dask.dataframe", "spark": "pyspark", "datasets": "datasets", "ray": "ray.data"}
 TINY = "--device cpu --model-size tiny --max-steps 2 --batch-size 4 --ngram-passes 1"

@@ -110,16 +110,6 @@ def test_two_processes_make_the_same_noise_now_and_in_later_versions():
     assert result == ["elfackujmbrigcðeqga åvrnzyîiiyxjxpei wine and spiqit merchant", "huusmandv ævæer og"]
 
 
-@pytest.mark.parametrize("seed, epoch, first", [(2, 0, 0), (1, 1, 0), (1, 0, 400)])
-def test_another_seed_epoch_or_row_gives_other_noise(seed, epoch, first):
-    texts, rows = ["wine and spirit merchant of London"] * 400, np.arange(400)
-    base, other = Augmenter(1, 3, 1.0), Augmenter(seed, 3, 1.0)
-    a, b = noisy(base, texts), noisy(other, texts, rows + first, epoch)
-    assert sum(x == y for x, y in zip(a, b)) < 20 and len(set(a)) > 380
-    same = base.hide_language(rows, 0) == other.hide_language(rows + first, epoch)
-    assert 0.5 < same.mean() < 0.75  # 0.625 if independent
-
-
 # ---- each kind does what it says
 
 LINE = "wine and spirit merchant"
@@ -156,9 +146,8 @@ def test_insert_and_substitute_put_one_letter_anywhere():
     after = one_kind("substitute", [LINE] * MANY)
     changed = [[(i, new) for i, (old, new) in enumerate(zip(LINE, text)) if old != new] for text in after]
     assert all(len(text) == len(LINE) for text in after) and {len(c) for c in changed} == {0, 1}
-    assert {c[0][0] for c in changed if c} == set(range(len(LINE))) and all(
-        c[0][1].islower() for c in changed if c
-    )
+    assert {c[0][0] for c in changed if c} == set(range(len(LINE)))
+    assert all(c[0][1].islower() for c in changed if c)
     assert np.mean([not c for c in changed]) < 0.06  # the same letter again
 
 

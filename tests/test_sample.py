@@ -2,7 +2,7 @@
 
 import csv
 import hashlib
-import importlib.util
+import sys
 from itertools import islice
 
 import openpyxl
@@ -24,9 +24,8 @@ SUMS = {  # sha256 of what 3,000 rows of seed 5 have always been
     "train.csv": "6f1f7ba476dbe8b8fbf3bf8f4d702f2e8489d856378481ec60dad0095da6fdab",
     "val.csv": "96c7809d0a521157eefcdbd979cbb696e51634cc241aff7f580140838d769b62",
 }
-DEMO_SUM = (
-    "7a91f007ff407a78dd18dd06e36107a5435da2a67c5e2e7fb08449698b083eda"  # of the CSV files of --demo, by name
-)
+# of the CSV files of --demo, by name
+DEMO_SUM = "7a91f007ff407a78dd18dd06e36107a5435da2a67c5e2e7fb08449698b083eda"
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +109,8 @@ def texts_of(path, *columns):
 
 
 def test_the_files_of_the_pages_are_what_they_have_always_been(demo):
-    columns = {
-        str(path.relative_to(demo)): path.read_text("utf-8").split("\n", 1)[0] for path in demo.rglob("*.csv")
-    }
+    files = {str(path.relative_to(demo)): path.read_text("utf-8") for path in demo.rglob("*.csv")}
+    columns = {name: content.partition("\n")[0] for name, content in files.items()}
     coded, new, register = "id,occ1,lang,hisco_1,hisco_2", "id,occ1,lang", "id,year,parish,occ1,lang"
     assert columns == {
         **dict.fromkeys(("data.csv", "second_coder.csv", "train.csv", "val.csv", "test.csv"), coded),
@@ -129,9 +127,7 @@ def test_the_files_of_the_pages_are_what_they_have_always_been(demo):
         total.update((demo / name).read_bytes())
     assert total.hexdigest() == DEMO_SUM
     rows = openpyxl.load_workbook(demo / "register.xlsx").active.iter_rows(values_only=True)
-    assert [",".join(map(str, row)) for row in rows] == [
-        ",".join(row) for row in csv.reader((demo / "register.csv").open(encoding="utf-8"))
-    ]
+    assert [list(map(str, row)) for row in rows] == list(csv.reader(files["register.csv"].splitlines()))
 
 
 def test_the_files_of_the_pages_fit_together(demo):
@@ -140,10 +136,8 @@ def test_the_files_of_the_pages_fit_together(demo):
     differing = [(one, two) for one, two in zip(data, twice) if one != two]
     assert 0.07 < len(differing) / len(twice) < 0.13
     assert all(one["id"] == two["id"] and one["occ1"] == two["occ1"] for one, two in zip(data, twice))
-    parts = [
-        {row["occ1"].casefold() for row in read_table(demo / f"{name}.csv")}
-        for name in ("train", "val", "test")
-    ]
+    tables = [read_table(demo / f"{name}.csv") for name in ("train", "val", "test")]
+    parts = [{row["occ1"].casefold() for row in table} for table in tables]
     assert all(parts) and not parts[0] & parts[1] and not (parts[0] | parts[1]) & parts[2]
     known = texts_of(demo / "known.csv")
     assert 50 < len(known) == len({*known}) and {*known} < {*texts_of(demo / "new.csv")}
@@ -159,14 +153,10 @@ def test_the_files_of_the_pages_fit_together(demo):
 def test_files_with_other_content_stay(demo, tmp_path, monkeypatch):
     for name in ("known.csv", "notes.txt"):
         (tmp_path / name).write_text("mine")
-    assert "known.csv exists with other content; --overwrite" in run_here(
-        command.main, "--demo", tmp_path, code=2
-    )
+    said = run_here(command.main, "--demo", tmp_path, code=2)
+    assert "known.csv exists with other content; --overwrite" in said
     assert (tmp_path / "known.csv").read_text() == "mine"
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "xlsxwriter" else find(name)
-    )
+    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
     said = run_here(command.main, "--demo", tmp_path, "--overwrite")
     assert "register.xlsx was not written: it needs xlsxwriter (pip install 'histocc[excel]')" in said
     assert not (tmp_path / "register.xlsx").exists() and (tmp_path / "notes.txt").read_text() == "mine"

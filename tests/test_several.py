@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import read, run_here, write_csv
+from helpers import read, run_here, words, write_csv
 
 import finetune
 from histocc import OccCANINE
@@ -16,46 +16,19 @@ from histocc.predict.coder import Coded, Coder
 from histocc.runtime import checkpoint
 from histocc.sample.generate import rows as sample_rows
 
-JOINED = [
-    " and ",
-    " und ",
-    " u. ",
-    " en ",
-    " och ",
-    " O. ",
-    " o ",
-    " og ",
-    " et ",
-    " e ",
-    " y ",
-    " & ",
-    "/",
-    ", ",
-    " + ",
-]
-JOINED += ["; ", ", and "]
+JOINED = [f" {word} " for word in words("and und u. en och O. o og et e y & +")]
+JOINED += ["/", ", ", "; ", ", and "]
 
 
 def test_texts_are_split_between_titles_and_never_in_one():
     known = np.append(listed_hashes("as-is"), hashes_of(["qolqez, qex", "qobbler"], "as-is"))
     texts = [f"Baker{between}wheelwright" for between in JOINED]
     assert parts_of_texts(texts, known, "as-is") == [["Baker", "wheelwright"]] * len(JOINED)
-    whole = [
-        "wine and spirit merchant",
-        "qolqez,  Qex",
-        "baker and qolqez",
-        "baker & ",
-        "and",
-        "",
-        "Bakeranden",
-    ]
+    whole = ["wine and spirit merchant", "qolqez,  Qex", "baker and qex", "baker & ", "and", "", "Bakeranden"]
     assert not any(parts_of_texts(whole, known, "as-is"))
-    assert parts_of_texts(
-        ["baker, wine and spirit merchant and qobbler", "qolqez, qex / baker"], known, "as-is"
-    ) == [
-        ["baker", "wine and spirit merchant", "qobbler"],
-        ["qolqez, qex", "baker"],
-    ]
+    several = ["baker, wine and spirit merchant and qobbler", "qolqez, qex / baker"]
+    parts = [["baker", "wine and spirit merchant", "qobbler"], ["qolqez, qex", "baker"]]
+    assert parts_of_texts(several, known, "as-is") == parts
 
 
 @pytest.mark.parametrize(

@@ -369,9 +369,7 @@ def test_settings_that_are_refused(arguments, words):
         make_formatter(*arguments)
 
 
-@pytest.mark.parametrize(
-    "formatter", [HISCO, OCC1950, hisco_blocky5(["x"]), GPF, GPF_SHORT, GPF_SEP, CLASSES]
-)
+@pytest.mark.parametrize("formatter", [HISCO, OCC1950, GPF, GPF_SHORT, GPF_SEP, CLASSES])
 def test_settings_survive_json_and_pickle(formatter):
     settings = formatter.to_dict()
     again = BlockyFormatter.from_dict(json.loads(json.dumps(settings)))
