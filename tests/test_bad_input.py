@@ -32,9 +32,11 @@ def refused(tmp_path, *flags):
 
 def test_several_problems_are_reported_together(tmp_path, data):
     wrong = words("--target-cols hisco_9 --input-col occupation --language en --language-col lang")
-    output = refused(tmp_path, "--dataset", data, *wrong, "--max-len", 3, "--persistent-workers")
+    wrong += ["--max-len", 3, "--persistent-workers", "--save-path", f"{data}/run"]
+    output = refused(tmp_path, "--dataset", data, *wrong)
     for said in (
-        "5 problems",
+        "6 problems",
+        f"since {data} is not a folder",
         "no column 'hisco_9'",
         "no column 'occupation'",
         "it has 'occ1', 'hisco_1', 'hisco_2', 'lang'",

@@ -27,7 +27,6 @@ def in_this_process(monkeypatch):
 
 
 def statistics(path: Path, columns: dict, **how) -> Path:
-    """A file of Stata or SPSS."""
     pyreadstat, pandas = pytest.importorskip("pyreadstat"), pytest.importorskip("pandas")
     write = pyreadstat.write_dta if path.suffix == ".dta" else pyreadstat.write_sav
     kinds = dict.fromkeys(how.get("missing_user_values", ()), object)

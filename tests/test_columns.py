@@ -58,14 +58,11 @@ def test_both_columns_together_decide(model):
 
 
 def test_a_text_is_in_one_part_whatever_its_further_columns(model, tmp_path):
-    settings = settings_for(model / "data.csv", kind="classes", cols=("coicop",), share_val=0.5)
-    settings = prep.PrepareSettings(**{**vars(settings), "input_col": ["text", "shop"]})
-    data = prep.PreparedData.open(prep.prepare(settings, str(tmp_path), quiet))
-    sides = []
-    for part in (data.train, data.val):
-        chars, offsets = part.texts(np.arange(len(part)))
-        texts = ("".join(map(chr, chars[a:b])) for a, b in zip(offsets, offsets[1:]))
-        sides.append({text.partition(f" {COLUMN_SEPARATOR} ")[0] for text in texts})
+    how = {"kind": "classes", "cols": ["coicop"], "share_val": 0.5, "input_col": ["text", "shop"]}
+    result = Result(prep.prepare(settings_for(model / "data.csv", **how), str(tmp_path), quiet))
+    sides = [
+        {text.partition(f" {COLUMN_SEPARATOR} ")[0] for text, *_ in x} for x in (result.train, result.val)
+    ]
     assert all(sides) and not sides[0] & sides[1]
 
 
@@ -146,7 +143,6 @@ OCC1950, LANG_COL = "--formatter occ1950 --target-cols OCC1950_1", " --language-
         ("lang,hisco_1,hisco_2", "--input-col lang", ("hisco", 2, "unk", None), BY_NAME),
         ("occ1,OCC1950_1", "", ("occ1950", 1, "unk", None), OCC1950),
         ("occ1,lang,hisco_1,x", "--target-cols x", ("auto", 1, "unk", None), ""),
-        ("lang,hisco_1,hisco_2", "--formatter hisco", ("hisco", 2, "unk", "lang"), f"{BY_NAME}{LANG_COL}"),
         ("occ1,hisco_1,hisco_2", "--formatter auto", ("hisco", 2, "unk", None), BY_NAME),
         ("occ1,hisco_1", "--target-cols hisco_1", ("auto", 1, "unk", None), ANY_CODES),
         ("occ1,x", "--target-cols x --block-size 3", ("gpf", 1, "unk", None), ""),

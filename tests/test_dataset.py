@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 from helpers import fork_server, write_csv
+from preparing import quiet, settings_for
 
 import finetune
 from histocc.data import descriptions as desc
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
-from histocc.data.config import PrepareSettings
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.noise import Augmenter
-from histocc.formatter import BlockyFormatter, make_formatter
+from histocc.formatter import make_formatter
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
 from histocc.text import padded_width
@@ -30,13 +30,12 @@ ROWS = [
 NOISE = {"num_transformations": 3, "augmentation_prob": 0.9, "unk_lang_prob": 0.5, "words": ["gammel", "ung"]}
 
 
-def prepared(folder, rows, formatter: BlockyFormatter = HISCO, val=None) -> PreparedData:
+def prepared(folder, rows, val=None) -> PreparedData:
     header = ("occ1", "code_1", "code_2", "lang")
     parts = enumerate([rows, val or rows[:1]])
     files = [write_csv(Path(folder) / f"{i}.csv", header, some) for i, some in parts]
-    what = {"formatter": formatter.to_dict(), "target_cols": formatter.target_cols, "language_col": "lang"}
-    settings = PrepareSettings(train_files=files[:1], val_files=files[1:], **what)
-    return PreparedData.open(prep.prepare(settings, str(folder), lambda *_: None))
+    settings = settings_for(files[0], cols=header[1:3], val_files=files[1:], language_col="lang")
+    return PreparedData.open(prep.prepare(settings, str(folder), quiet))
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,6 @@ def reads_a_run(page):
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory):
-    """The folder that `histocc sample --demo` writes."""
     folder = tmp_path_factory.mktemp("pages") / "demo"
     run_here(sample.main, "--demo", folder)
     return folder

@@ -36,7 +36,6 @@ def noisy(augmenter: Augmenter, texts: list[str], rows=None, epoch: int = 0) -> 
 
 
 def drawing(kinds: tuple[str, ...], augmenter: Augmenter) -> Augmenter:
-    """Draws from these kinds alone."""
     augmenter.kinds = kinds
     return augmenter
 
@@ -230,6 +229,8 @@ def test_rates_of_rows_transformations_kinds_and_languages():
     hidden = augmenter.hide_language(rows, 3)
     altered = np.array([len(text) > 4 for text in noisy(augmenter, ["smed"] * n, rows, 3)])
     assert near(hidden.mean(), 0.25, n) and near((hidden & altered).mean(), 0.25 * 0.3, n)
+    for others in (augmenter.hide_language(rows, 4), Augmenter(7).hide_language(rows, 3)):
+        assert near((hidden == others).mean(), 0.625, n)  # independent
 
 
 def test_input_stays_as_it_is_and_may_be_a_window():

@@ -1,7 +1,6 @@
 """Nothing that this program did not write is replaced or removed."""
 
 import contextlib
-import csv
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import TINY, mutations, run_here, run_inside, write_rows
+from helpers import TINY, TITLES, mutations, run_here, run_inside, write_csv, write_rows
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -23,17 +22,10 @@ from histocc.data.prepare import LISTS
 from histocc.evaluate import __main__ as evaluate
 from histocc.predict import __main__ as predict
 from histocc.review.__main__ import main as review
+from histocc.runtime import files as runtime_files
 from histocc.runtime.checkpoint import SECOND_NAME
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import (
-    LIST,
-    OwnFiles,
-    atomic_write,
-    is_held,
-    problems,
-    run_lock,
-    save_path_problems,
-)
+from histocc.runtime.files import LIST, OwnFiles, atomic_write, is_held, problems, run_lock
 from histocc.sample.__main__ import main as sample
 
 HISCO = ["--target-cols", "hisco_1", "--formatter", "hisco"]
@@ -221,10 +213,9 @@ def refused(folder, main, *arguments):
 
 def test_an_input_is_never_written_to(data, run, tmp_path):
     """Whatever it is called, with --overwrite and without."""
-    codes = sorted({row[1] for row in csv.reader(open(data))} - {"hisco_1"})
-    lines = ["system_code,code", *(f"{code},{i}" for i, code in enumerate(codes))]
-    key, rows = tmp_path / "key.csv", tmp_path / "conflicts.csv"
-    key.write_text("\n".join(lines) + "\n")
+    codes = [(code, number) for number, (_, code) in enumerate(TITLES)]
+    key = write_csv(tmp_path / "key.csv", ["system_code", "code"], codes)
+    rows = tmp_path / "conflicts.csv"
     for path in (rows, tmp_path / "t.csv", tmp_path / "rejected_rows.csv"):
         path.write_bytes(open(data, "rb").read())
     all_codes = ["--prepare-only", "--all-codes-file", key, "--all-codes-col", "system_code"]
@@ -313,13 +304,15 @@ def test_a_folder_that_cannot_be_written(run, tmp_path):
     assert "is not a folder yet" in refused(run, evaluate.main, *given)
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert f"{tmp_path}/file is not a folder" in save_path_problems(str(folder))[0]
+        assert f"{tmp_path}/file is not a folder" in runtime_files.save_path_problems(str(folder))[0]
     (tmp_path / "link").symlink_to("/proc/self")
     for folder in ("/proc/run", f"{tmp_path}/link/../new"):
-        assert "cannot write there: " in save_path_problems(folder)[0]
+        assert "cannot write there: " in runtime_files.save_path_problems(folder)[0]
     os.unlink(tmp_path / "link")
-    assert save_path_problems(f"{tmp_path}/../{tmp_path.name}/new") == []
-    assert save_path_problems(str(tmp_path / "new" / "run")) == [] and os.listdir(tmp_path) == ["file"]
+    assert runtime_files.save_path_problems(f"{tmp_path}/../{tmp_path.name}/new") == []
+    assert runtime_files.save_path_problems(str(tmp_path / "new" / "run")) == [] and os.listdir(tmp_path) == [
+        "file"
+    ]
 
 
 NAMES = [*LISTS, "args.json", "logs.csv", "status.json", "curves.png", "last.bin", "best.bin", "3.bin"]

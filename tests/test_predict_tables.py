@@ -238,7 +238,6 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     existing = write_csv(tmp_path / "there.csv", ["a"], [["1"]])
     coded = write_csv(tmp_path / "coded.csv", ["occ1", "lang", "title_1"], [("smed", "da", "x")])
     before_it = write_csv(tmp_path / "before.csv", ["occ1", "lang", "hisco_1", "conf"], [])
-    (tmp_path / "damaged.bin").write_bytes(open(os.path.join(model, "last.bin"), "rb").read()[:-5000])
     rejected = write_csv(existing + ".rejected.csv", ["occ1", "lang"], [])
     common, over = flags(model, source, output), flags(model, source, existing, "--overwrite")
     accuracy = [*common, "--target-accuracy", "0.9"]
@@ -257,7 +256,6 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         ([*common, "--decoder", "flat", "--threshold", "se=0.3"], "does not know the language 'se'"),
         ([*common, "--decoder", "flat", "--threshold", "1.3"], "is not a number between 0 and 1"),
         ([*common, "--descriptions", bad_key], "none of the codes of the model (7)"),
-        ([*common, "--descriptions", source], "needs a column of codes"),
         (flags(model, coded, output), "would have several columns 'title_1': --overwrite-columns replaces"),
         (flags(model, coded, output, "--only-missing"), "rename your column of codes to hisco_1"),
         (flags(model, before_it, output), "'hisco_1', 'conf': --overwrite-columns replaces them, --only-m"),
@@ -265,7 +263,6 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         (flags(model, before_it, output, "--overwrite-columns"), "columns 'conf': no codes of predict"),
         ([*common, "--only-missing", "--overwrite-columns"], "are mutually exclusive"),
         ([*common, "--system", "prob"], "would have several columns 'prob_1'"),
-        (flags(tmp_path / "damaged.bin", source, output), "damaged"),
         (flags(tmp_path / "nowhere" / "a" / "b", source, output), "no checkpoint there"),
         (flags(model, tmp_path / "none.csv", output), "no such file"),
         ([*common, "--formatter", "hisco"], "leave out --formatter"),
@@ -279,25 +276,10 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     ]:
         assert message in refused(*arguments)
     assert open(source, "rb").read() == before
-    there = "before.csv coded.csv damaged.bin in.csv key.csv there.csv there.csv.rejected.csv"
+    there = "before.csv coded.csv in.csv key.csv there.csv there.csv.rejected.csv"
     assert sorted(os.listdir(tmp_path)) == there.split()
     predict_here(*over)
     assert len(read(existing)) == 5
-
-
-def test_dittos_at_the_start_of_a_chunk_on_one_process_and_on_two(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("histocc.data.tables.CHUNK", 64)
-    monkeypatch.setattr(coding, "PIECE", 2)
-    rows = [(("væver", "fisker", "smed")[i % 3], "da") for i in range(64)]
-    rows += [("do.", ""), ("d:o", "da"), ("smed", "da"), ("–„–", "")]
-    source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], rows)
-    one, two = (flags(model, source, tmp_path / name) for name in ("one", "two"))
-    predict_here(*one)
-    said = predict_here(*two, "--processes", 2)
-    assert "2 processes" in said and "in 3 rows: 3 with the text of the row above" in said
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    found = [[row[name] for name in ("hisco_1", "prob_1", "conf")] for row in read(tmp_path / "one")]
-    assert found[-5] == found[-4] == found[-3] != found[-2] == found[-1]
 
 
 def test_only_missing_reads_codes_that_stand_above(model, tmp_path):

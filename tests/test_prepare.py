@@ -164,9 +164,6 @@ def test_rows_of_a_reviewed_file_that_nobody_has_decided_are_rejected(tmp_path):
     assert result.texts == ["a", "d"]  # a blank: the code was there before
     assert result.report["rejected"] == {"decided by nobody": 2}
     assert [row[:2] for row in result.reasons] == [(3, "decided_by"), (4, "decided_by")]
-
-
-def test_answers_of_a_model_that_nobody_has_decided_are_rejected(tmp_path):
     content = "occ1,hisco_1,prob_1,decided_by\na,61110,1,Ann\nb,83110,1,\nc,83110,1,NA\n"
     result = prepare(tmp_path, content)
     assert result.texts == ["a"] and result.report["rejected"] == {"decided by nobody": 2}
@@ -334,7 +331,6 @@ def test_a_checkpoint_knows_its_texts_by_hashes_that_stay(tmp_path):
 # ---- the report
 
 COLUMNS = ("occ1", "hisco_1", "hisco_2", "lang")
-HISCO = make_formatter("hisco", ["hisco_1", "hisco_2"])
 FEW = ["farmer", "Farmer", "old  farmer", "old farmer", "smith", "SMITH", "baker of bread", "x" * 40]
 CODES = ["61110", "83110", "77610"], ["", "61110", "83110"]
 ROWS = st.lists(st.tuples(*map(st.sampled_from, (FEW, *CODES, ["en", "da"]))), min_size=1, max_size=40)
@@ -352,9 +348,7 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
         patch.setattr(data_report, "_BLOCK", block)
         parts = {"train": train, "val": val}
         files = [write_csv(Path(folder) / f"{name}.csv", COLUMNS, rows) for name, rows in parts.items()]
-        columns = HISCO.target_cols
-        what = {"formatter": HISCO.to_dict(), "target_cols": columns, "language_col": "lang"}
-        chosen = PrepareSettings(train_files=files[:1], val_files=files[1:], **what)
+        chosen = settings_for(files[0], cols=COLUMNS[1:3], val_files=files[1:], language_col="lang")
         data = PreparedData.open(prep.prepare(chosen, folder, quiet))
         conflicts = read(Path(data.folder) / "conflicts.csv")
     rows = [

@@ -149,16 +149,6 @@ def test_recoded_codes_are_read_as_those_of_rows(tmp_path):
         assert result.codes == ["61110", "83110"] and result.report["codes_recoded"] == 1
 
 
-@pytest.mark.parametrize("flags", ["", "--formatter gpf --block-size 5", "--formatter hisco"])
-def test_a_row_has_as_many_codes_as_its_cells_hold(tmp_path, flags):
-    data = write_csv(tmp_path / "a.csv", HEADER[:2], [("a", "61110 | 61120|61130"), ("b", "61110|61110")])
-    flags = ["--target-cols", "hisco_1", "--share-val", 0, "--save-path", tmp_path / "out", *flags.split()]
-    code, said = run_inside(command.main, data, *flags)
-    assert "--code-separator '|'" in said
-    code, said = run_inside(command.main, data, *flags, "--code-separator", "|")
-    assert code == 0 and "rows with 1 code: 1; rows with 3 codes: 1" in said
-
-
 def test_rows_outside_the_key_count_by_part_and_weight(tmp_path):
     texts = [f"text {i}" for i in range(20)]
     cells = [*((f"a{i}", "61110", 1) for i in range(10)), *((text, "99990", 3) for text in texts)]

@@ -79,7 +79,6 @@ def code(runs, folder, rows, *more, model="each"):
 
 
 def found(row):
-    """The codes of a row."""
     return [row[name] for name in ("hisco_1", "hisco_2", "hisco_3") if row.get(name)]
 
 

@@ -67,7 +67,6 @@ def document(path: Path, *rows: str) -> Path:
 
 
 def table_of(folder: Path, kind: str) -> Path:
-    """A table of ROWS."""
     path = folder / f"in{kind}"
     if kind == ".xpt":
         pyreadstat, pandas = pytest.importorskip("pyreadstat"), pytest.importorskip("pandas")
@@ -354,7 +353,6 @@ LABEL_STUDIO = [  # JSON-MIN
 TASKS = [  # its JSON
     {"data": {"text": "smith and baker"}, "annotations": [{"result": [{"value": {"choices": CHOICES}}]}]}
 ]
-DOCCANO = [{"id": 1, "text": "smith and baker", "label": CHOICES, "Comments": []}]
 
 
 @pytest.mark.parametrize(
@@ -362,9 +360,8 @@ DOCCANO = [{"id": 1, "text": "smith and baker", "label": CHOICES, "Comments": []
     [
         (LABEL_STUDIO, {"smith and baker": "83110&07761", "vævér": "07761"}),
         (TASKS, {"smith and baker": "83110&07761"}),
-        (DOCCANO, {"smith and baker": "83110&07761"}),
     ],
-    ids=["JSON-MIN", "Label Studio", "doccano"],
+    ids=["JSON-MIN", "Label Studio"],
 )
 def test_the_command_for_json_writes_a_table(content, texts, tmp_path):
     path = tmp_path / "my export.json"

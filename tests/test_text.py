@@ -35,20 +35,7 @@ from histocc.formatter import (
 )
 from histocc.model.metrics import canonical_blocks
 from histocc.runtime.errors import UserError
-from histocc.text import (
-    LANGUAGES,
-    as_is,
-    ascii_lower,
-    cleaner,
-    code_points,
-    encode,
-    encode_batch,
-    join_texts,
-    language_table,
-    padded_width,
-    text_hashes,
-    text_key,
-)
+from histocc.text import LANGUAGES, as_is, ascii_lower, cleaner, encode, padded_width, text_hashes, text_key
 
 # ---- ids
 
@@ -81,10 +68,10 @@ def test_ids_equal_plain_construction(rows, max_len):
     check(ids, mask, expected)
     assert ids.shape[1] == padded_width(max(map(len, expected)) - 2, max_len)
     check(*encode(*zip(*rows), max_len, width=-(-max_len // 4) * 4), expected)  # whatever the width
-    flat, offsets = join_texts([code_points(text) for text, _ in rows])
+    flat, offsets = rules.join_texts([rules.code_points(text) for text, _ in rows])
     numbers = np.arange(len(rows))[::-1].copy()
-    table = language_table([language for _, language in rows][::-1])
-    check(*encode_batch(flat, offsets, numbers, table, max_len), expected)
+    table = rules.language_table([language for _, language in rows][::-1])
+    check(*rules.encode_batch(flat, offsets, numbers, table, max_len), expected)
 
 
 def test_published_tokenizer():
