@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import write_csv
 
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
@@ -46,11 +47,8 @@ class Result:
         """(text, language, codes) of each row."""
         for i in range(len(part)):
             points, _ = part.texts(np.array([i]))
-            yield (
-                "".join(map(chr, points)),
-                self.data.languages[part.language[i]],
-                [self.codes[number] for number in part.codes[i] if number >= 0],
-            )
+            codes = [self.codes[number] for number in part.codes[i] if number >= 0]
+            yield "".join(map(chr, points)), self.data.languages[part.language[i]], codes
 
     def table(self, name):
         with open(self.folder / name, encoding="utf-8", newline="") as file:
@@ -69,13 +67,15 @@ def codes_of(result: Result) -> list[list[str]]:
     return [codes for *_, codes in result.train]
 
 
-def written(path: Path, content: str | bytes) -> str:
+def written(path: Path, content: str | bytes | list) -> str:
+    if isinstance(content, list):
+        return write_csv(path, content[0], content[1:])
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return str(path)
 
 
-def prepare(tmp_path, content: str | bytes, **options) -> Result:
-    """Prepares a file of this content."""
+def prepare(tmp_path, content: str | bytes | list, **options) -> Result:
+    """Prepares a file of this content, or of these rows."""
     what = settings_for(written(tmp_path / "data.csv", content), **options)
     assert file_problems(what) == []
     return Result(prep.prepare(what, str(tmp_path / "out"), quiet))

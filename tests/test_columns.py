@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from helpers import read, run, run_here, write_csv
-from preparing import Result, quiet, settings_for
+from preparing import Result, prepare, quiet, settings_for
 
 from histocc.data import prepare as prep
 from histocc.data.config import columns_of
@@ -59,10 +59,8 @@ def test_both_columns_together_decide(model):
 
 def test_a_text_is_in_one_part_whatever_its_further_columns(model, tmp_path):
     how = {"kind": "classes", "cols": ["coicop"], "share_val": 0.5, "input_col": ["text", "shop"]}
-    result = Result(prep.prepare(settings_for(model / "data.csv", **how), str(tmp_path), quiet))
-    sides = [
-        {text.partition(f" {COLUMN_SEPARATOR} ")[0] for text, *_ in x} for x in (result.train, result.val)
-    ]
+    data = Result(prep.prepare(settings_for(model / "data.csv", **how), str(tmp_path), quiet))
+    sides = [{text.partition(f" {COLUMN_SEPARATOR} ")[0] for text, *_ in x} for x in (data.train, data.val)]
     assert all(sides) and not sides[0] & sides[1]
 
 
@@ -84,12 +82,10 @@ def test_decisions_are_on_all_columns_of_a_text(model, tmp_path):
 
 
 def test_rows_count_as_often_as_their_column_says(tmp_path):
-    rows = [("smith", "83110", 2), ("farmer", "61110", "3.0"), ("baker", "77610", "1,000")]
     header = ("occ1", "hisco_1", "n")
-    weighted = settings_for(write_csv(tmp_path / "a.csv", header, rows), weight_col="n")
-    repeated = [("smith", "83110", 1)] * 2 + [("farmer", "61110", 1)] * 3
-    plain = settings_for(write_csv(tmp_path / "b.csv", header, repeated))
-    first, second = (Result(prep.prepare(each, str(tmp_path), quiet)) for each in (weighted, plain))
+    rows = [("smith", "83110", 2), ("farmer", "61110", "3.0"), ("baker", "77610", "1,000")]
+    first = prepare(tmp_path, [header, *rows], weight_col="n")
+    second = prepare(tmp_path, [header, *[("smith", "83110", 1)] * 2, *[("farmer", "61110", 1)] * 3])
     assert first.train == second.train
     assert first.data.train.times.tolist() == [2, 3] and first.report["rejected"] == {UNFIT: 1}
     assert any("--weight-col n" in line for line in second.report["read"])  # a column that is not read

@@ -191,7 +191,6 @@ def test_what_a_page_names_is_there(page):
 
 
 def test_the_page_on_models_shows_the_example():
-    """Its parts of examples/next_byte.py are those of the file."""
     parts = [block for _, _, block in blocks("docs/your-own-model.md", "py")]
     assert len(parts) == 3 and all(part in text_of("examples/next_byte.py") for part in parts)
 

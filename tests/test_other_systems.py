@@ -156,7 +156,6 @@ on_other_system = functools.partial(run, __file__)
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """Return the start of a command that trains, without its folder."""
     data = write_rows(tmp_path_factory.mktemp("data") / "data.csv", 40)
     how = [*DATA_COLUMNS, *TINY, "--batch-size", "8", "--share-val", "0"]
     return [FINETUNE, "--dataset", data, *how, "--save-path"]

@@ -222,14 +222,6 @@ def test_a_part_is_coded_again_with_the_one_before_and_parts_of_no_input_are_nam
     assert "10 rows of 2 parts" in said
 
 
-def test_a_part_of_another_input_stays(model, tmp_path):  # noqa: F811
-    one, other = write_parts(tmp_path / "one", 1), write_parts(tmp_path / "other", 1)
-    code(model, one, f"{tmp_path}/out/")
-    before = contents(tmp_path / "out")
-    assert "is a part of another input" in code(model, other, f"{tmp_path}/out/", code=2)
-    assert contents(tmp_path / "out") == before
-
-
 def test_a_packed_file_is_read_whole(tmp_path, monkeypatch):
     for module in (tables, binary):
         monkeypatch.setattr(module, "RANGE", 10)
@@ -252,15 +244,12 @@ def test_a_packed_file_is_read_whole(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_tasks_that_are_killed_and_started_again_write_what_one_process_does(model, tmp_path):  # noqa: F811
     folder = write_parts(tmp_path / "in", 12, 400)
-    flags = ["--model", model, "--input", folder, "--device", "cpu", "--output"]
+    line = ["--model", model, "--input", folder, "--device", "cpu", "--output", f"{tmp_path}/out/", "--task"]
     code(model, folder, f"{tmp_path}/one/")
     said, killed, tasks = tmp_path / "said", 0, [f"{i}/6" for i in range(1, 7)]
     said.touch()
     while tasks:
-        running = {
-            task: start_forked("histocc.predict", [*flags, f"{tmp_path}/out/", "--task", task], said)[0]
-            for task in tasks[:2]
-        }
+        running = {task: start_forked("histocc.predict", [*line, task], said)[0] for task in tasks[:2]}
         tasks = tasks[2:]
         for i, (task, process) in enumerate(running.items()):
             if i == 0 and killed < 3:  # while it codes a part
@@ -338,6 +327,7 @@ def test_what_does_not_fit_a_folder_is_refused_before_coding(model, tmp_path):  
         assert all(word in said for word in words), said
 
     refused("k differ", more=["--k", "1"])
+    refused("is a part of another input", source=write_parts(tmp_path / "other_in", 2))
     refused("model differ", str(model), other, more=["--model", other])
     refused("is inside the input", output=f"{folder}/out/")
     refused("is inside the input", output=f"{folder}/")

@@ -24,8 +24,7 @@ from histocc.runtime.files import OwnFiles
 
 
 def test_a_workbook_has_codes_as_text_and_room_for_every_cell(model, tmp_path, monkeypatch):
-    python_calamine = pytest.importorskip("python_calamine")
-    pytest.importorskip("xlsxwriter")
+    python_calamine, _ = pytest.importorskip("python_calamine"), pytest.importorskip("xlsxwriter")
     source, output = table(tmp_path / "in.csv", 30), tmp_path / "out.xlsx"
     predict_here(*flags(model, source, output))
     header, *rows = python_calamine.load_workbook(output).get_sheet_by_index(0).iter_rows()

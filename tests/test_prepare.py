@@ -51,7 +51,7 @@ def test_texts_stay_as_they_are_in_every_chunk(tmp_path, monkeypatch):
     rows = [(f"  {text} ", f"6111{i % 10}") for i, text in enumerate(texts)]
     words = "NA", "null", " nan", "#N/A", "<NA>", "\\N", "#REF!"  # of programs
     rows += [(text, "61110") for text in words]
-    result = prepare(tmp_path, Path(write_csv(tmp_path / "rows.csv", HEADER[:2], rows)).read_bytes())
+    result = prepare(tmp_path, [HEADER[:2], *rows])
     assert result.train == [(text, "unk", [f"6111{i % 10}"]) for i, text in enumerate(texts)]
     assert result.report["rejected"] == {"empty text": 7}
 
@@ -196,13 +196,11 @@ def test_a_text_of_many_rows_is_trained_on_and_said(tmp_path):
     trained, _, test, [said] = parts(leave_out=["hisco_2=y"])  # who names a part has it
     assert of_train not in trained and 370 < test < 430 and said.endswith(": 2")
     rows = [(text, "61110", "") for text in [*texts, *[of_train] * 1000]]  # which no hash draws
-    skewed = settings_for(write_csv(tmp_path / "b.csv", HEADER, rows), share_val=0.1, share_test=0.1)
-    said = "\n".join(Result(prep.prepare(skewed, str(tmp_path / "out"), quiet)).report["read"])
+    said = "\n".join(prepare(tmp_path, [HEADER, *rows], share_val=0.1, share_test=0.1).report["read"])
     assert "Note: one text has 1,001 rows, all in one part: val has 5.3 % of all rows, test has" in said
     # nothing else would be left for the validation
     rows = [(of_val, "61110", ""), (of_test, "61110", "")] * 30
-    few = settings_for(write_csv(tmp_path / "few.csv", HEADER, rows), share_val=0.5)
-    assert Result(prep.prepare(few, str(tmp_path / "out"), quiet)).report["val_rows"] == 30
+    assert prepare(tmp_path, [HEADER, *rows], share_val=0.5).report["val_rows"] == 30
 
 
 @pytest.mark.parametrize("flags", [{"split_col": "part"}, {"leave_out": ["part=test"]}])
@@ -216,16 +214,14 @@ def test_a_forbidden_character_is_rejected_where_columns_split(tmp_path, flags):
 # ---- training and validation
 
 
-def texts_file(tmp_path, texts) -> bytes:
-    rows = [(text, "61110") for text in texts]
-    return Path(write_csv(tmp_path / "rows.csv", HEADER[:2], rows)).read_bytes()
+def rows_of(texts) -> list:
+    return [HEADER[:2], *((text, "61110") for text in texts)]
 
 
 def test_same_text_is_on_the_same_side(tmp_path):
     texts = [f"Old smed {i} og væver" for i in range(200)]
     ways = (str, str.upper, str.lower, " {}  ".format, lambda text: text.replace(" ", " \t "))
-    content = texts_file(tmp_path, (way(text) for text in texts for way in ways))
-    result = prepare(tmp_path, content, share_val=0.3)
+    result = prepare(tmp_path, rows_of(way(text) for text in texts for way in ways), share_val=0.3)
     sides = [{" ".join(text.lower().split()) for text, _, _ in part} for part in (result.train, result.val)]
     assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 200 and len(sides[1]) > 20
     assert len(result.train) == 5 * len(sides[0]) and len(result.val) == 5 * len(sides[1])
@@ -234,7 +230,7 @@ def test_same_text_is_on_the_same_side(tmp_path):
 def test_split_depends_on_the_text_alone(tmp_path):
     texts = [f"occupation {i}" for i in range(300)]
     forwards, backwards, more = (
-        {text for text, _, _ in prepare(tmp_path, texts_file(tmp_path, some), share_val=share).val}
+        {text for text, _, _ in prepare(tmp_path, rows_of(some), share_val=share).val}
         for some, share in ((texts, 0.1), ([*texts[::-1], "other"], 0.1), (texts, 0.2))
     )
     assert forwards == backwards - {"other"} and forwards < more
@@ -243,7 +239,7 @@ def test_split_depends_on_the_text_alone(tmp_path):
     for share in (0.05, 0.1, 0.5):
         assert abs((values < share).mean() - share) < 5 * (share * (1 - share) / len(values)) ** 0.5
     assert split_values(text_hashes(["Wine  merchant"])).tolist() == [0.9023891211929064]  # on every machine
-    content = texts_file(tmp_path, texts[:40])
+    content = rows_of(texts[:40])
     assert prepare(tmp_path, content, share_val=0.0).val == []
     assert "lower --share-val" in refusal(tmp_path, content, share_val=1.0)
     assert "raise it" in refusal(tmp_path, "occ1,hisco_1\noccupation 3,61110\n", share_val=1e-9)
@@ -351,10 +347,7 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
         chosen = settings_for(files[0], cols=COLUMNS[1:3], val_files=files[1:], language_col="lang")
         data = PreparedData.open(prep.prepare(chosen, folder, quiet))
         conflicts = read(Path(data.folder) / "conflicts.csv")
-    rows = [
-        (same(text), lang, frozenset(code for code in (first, second) if code))
-        for text, first, second, lang in (*train, *val)
-    ]
+    rows = [(same(text), lang, frozenset(codes) - {""}) for text, *codes, lang in (*train, *val)]
     report = data.report
     assert report["distinct_texts"] == len({text for text, *_ in rows})
     assert report["duplicates"] == len(rows) - len(set(rows))
@@ -405,8 +398,6 @@ def test_the_command_shows_and_writes_what_a_file_holds(tmp_path, capsys):
     ):
         assert words in shown
     report = json.loads((out / "data_report.json").read_text())
-    names = ("rows", "distinct_texts", "rejected_rows", "duplicates", "conflicts")
-    assert [report[name] for name in names] == [5, 2, 1, 1, 1] and report["languages"] == {"en": 2, "da": 2}
     assert [file["delimiter"] for file in report["files"]] == [",", ";"]
     assert report["problems"][0]["kind"] == "empty text" and report["problems"][0]["first"][0]["line"] == 4
     conflicts = (out / "conflicts.csv").read_text().splitlines()
@@ -632,14 +623,12 @@ def test_files_of_others_in_the_folder_stay(made):
     assert {path.name: path.read_bytes() for path in first.folder.iterdir() if path.is_file()} == before
 
 
-@pytest.mark.parametrize("what", ["text", "dangling", "link", "pipe", "folder inside", "link inside"])
+@pytest.mark.parametrize("what", ["text", "dangling", "link", "pipe"])
 def test_what_is_in_the_way_is_said_and_stays(tmp_path, what):
     chosen, elsewhere = farmer(tmp_path), fill(tmp_path / "elsewhere", "train.codes", META)
     place = tmp_path / "out" / "prepared" / fingerprint(chosen)
-    if "inside" in what:
-        place, elsewhere = place / "train.codes", elsewhere / "train.codes"
     place.parent.mkdir(parents=True)
-    make(place, what.split()[0], elsewhere)
+    make(place, what, elsewhere)
     before = contents(tmp_path)
     with pytest.raises(UserError):
         prep.prepare(chosen, str(tmp_path / "out"), quiet)

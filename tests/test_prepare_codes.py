@@ -4,11 +4,10 @@ from collections import Counter
 
 import pytest
 from helpers import run_inside, words, write_csv
-from preparing import HEADER, Result, codes_of, prepare, quiet, refusal, settings_for
+from preparing import HEADER, codes_of, prepare, refusal
 from test_prepare import table
 
 from histocc import prepare as command
-from histocc.data import prepare as prep
 from histocc.data import report as data_report
 from histocc.data import rows
 from histocc.data.split import split_values
@@ -29,6 +28,7 @@ def test_hisco_gets_its_leading_zero_back_and_other_systems_nothing(tmp_path):
 
 ISCO = ["1", "2", "01", "11", "12", "21", "22", "011", "111", "112", "121", "211", "221"]
 SPELLINGS, DATES = "I5.9 I5.9 i5.9 I59 1.11 11.1 111", "01.1 2024-10-01 1E5 Jan-10"
+ONE_OF_MANY = "7000.0 7001.0 7002.0 " * 10 + "7213.5"
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ SPELLINGS, DATES = "I5.9 I5.9 i5.9 I59 1.11 11.1 111", "01.1 2024-10-01 1E5 Jan-
         (SPELLINGS, {}, None, {}, "I59 for I5.9, i5.9 for I5.9; join them with --recode spellings"),
         ("é1 \u200be\u03011 \ufeffE\u03011 é1", {"join_spellings": True}, "é1", {}, ""),
         (SPELLINGS, {"join_spellings": True}, "1.11 11.1 111 I5.9", {}, ""),
+        (ONE_OF_MANY, {}, "7000 7001 7002 7213.5", {"zeros_restored": 30}, "are whole (1): 7213.5;"),
         (DATES, {}, None, {}, "codes like dates or powers of ten, such as '2024-10-01': 2; did"),
         ("B5|J1.8 B5|J1.9 B5", {}, None, {}, "such as 'B5|J1.8': 2; separate them with --code-separator '|'"),
     ],
 )
 def test_what_all_codes_together_tell(tmp_path, cells, more, codes, counts, words):
     rows = [(f"text {i}", cell) for i, cell in enumerate(cells.split())]
-    chosen = settings_for(write_csv(tmp_path / "a.csv", HEADER[:2], rows), kind="classes", **more)
-    result = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet))
+    result = prepare(tmp_path, [HEADER[:2], *rows], kind="classes", **more)
     assert sorted(result.codes) == sorted(codes.split() if codes else set(cells.split()))
     assert result.report | counts == result.report and result.report["rejected_rows"] == 0
     notes = [line for line in result.report["read"] if line.startswith("Note")]
@@ -84,8 +84,7 @@ def test_a_code_is_the_same_however_it_is_written(tmp_path, kind):
     forms = {name: cells for name, cells in FORMS.items() if kind != "gpf" or name != "codes_grouped"}
     cells = [(name, cell) for name, cells in forms.items() for cell in cells]
     rows = [(f"text {i}", cell) for i, (_, cell) in enumerate(cells)]
-    chosen = settings_for(write_csv(tmp_path / "a.csv", HEADER[:2], rows), kind=kind, block_size=5)
-    result = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet))
+    result = prepare(tmp_path, [HEADER[:2], *rows], kind=kind)
     read = dict(zip((cell for _, cell in cells), codes_of(result), strict=True))
     assert read == {cell: ["83110" if name == "codes_grouped" else "08311"] for name, cell in cells}
     counts = {name: len(cells) for name, cells in forms.items()}
@@ -97,9 +96,7 @@ def test_a_code_is_the_same_however_it_is_written(tmp_path, kind):
 
 @pytest.mark.parametrize("cell", ["A'1", "l'a", "'s b", "x²", "Ⅳ", "é1", "a\xa0b", '"a" "b"', "1,5", "9.5"])
 def test_other_signs_belong_to_a_code(tmp_path, cell):
-    rows = [("a", cell), ("b", "83110")]
-    chosen = settings_for(write_csv(tmp_path / "a.csv", HEADER[:2], rows), kind="classes")
-    result = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet))
+    result = prepare(tmp_path, [HEADER[:2], ("a", cell), ("b", "83110")], kind="classes")
     assert codes_of(result) == [[cell], ["83110"]]
 
 
@@ -136,25 +133,24 @@ def test_several_codes_in_one_cell_are_told_by_the_codes(tmp_path, formatter, ce
     assert "(3 classes" in said or formatter == "hisco"
 
 
-def test_one_number_with_decimals_does_not_keep_the_others_from_repair(tmp_path):
-    content = "occ1,hisco_1\n" + "".join(f"t{i},{7000 + i % 5}.0\n" for i in range(30)) + "x,7213.5\n"
-    result = prepare(tmp_path, content, kind="classes")
-    assert result.codes == ["7000", "7001", "7002", "7003", "7004", "7213.5"]
-    assert result.report["zeros_restored"] == 30 and "are whole (1): 7213.5;" in result.report["read"][1]
-
-
 def test_recoded_codes_are_read_as_those_of_rows(tmp_path):
     for kind, old in (("hisco", "1110"), ("classes", "'01110")):
         result = prepare(tmp_path, "occ1,hisco_1\na,01110\nb,61110\n", kind=kind, recode={old: '="83110"'})
         assert result.codes == ["61110", "83110"] and result.report["codes_recoded"] == 1
 
 
+def test_a_row_of_letters_has_as_many_codes_as_its_cells_hold(tmp_path):
+    data = write_csv(tmp_path / "a.csv", HEADER[:2], [("a", "61110 | 61120|61130"), ("b", "61110|61110")])
+    flags = words("--target-cols hisco_1 --share-val 0 --formatter gpf --block-size 5 --code-separator |")
+    code, said = run_inside(command.main, data, *flags, "--save-path", tmp_path / "out")
+    assert code == 0 and "rows with 1 code: 1; rows with 3 codes: 1" in said
+
+
 def test_rows_outside_the_key_count_by_part_and_weight(tmp_path):
     texts = [f"text {i}" for i in range(20)]
     cells = [*((f"a{i}", "61110", 1) for i in range(10)), *((text, "99990", 3) for text in texts)]
-    path = write_csv(tmp_path / "a.csv", ["occ1", "hisco_1", "n"], cells)
-    chosen = settings_for(path, share_val=0.5, weight_col="n", fixed_codes=["61110"])
-    report = Result(prep.prepare(chosen, str(tmp_path / "out"), quiet)).report
+    how = {"share_val": 0.5, "weight_col": "n", "fixed_codes": ["61110"]}
+    report = prepare(tmp_path, [("occ1", "hisco_1", "n"), *cells], **how).report
     val = int((split_values(text_hashes(texts)) < 0.5).sum())
     assert report["rows_outside_key"] == {"train": 3 * (20 - val), "val": 3 * val} and 3 < val < 17
 

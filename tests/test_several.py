@@ -73,8 +73,7 @@ def runs(tmp_path_factory):
 def code(runs, folder, rows, *more, model="each"):
     source, output = write_csv(folder / "in.csv", ["occ1", "lang"], rows), folder / "out.csv"
     given = ["--model", runs / model, "--input", source, "--output", output, "--device", "cpu", "--overwrite"]
-    said = run_here(predicting.main, *given, *more)
-    assert "Traceback" not in said
+    run_here(predicting.main, *given, *more)
     return read(output)
 
 

@@ -33,8 +33,7 @@ ROWS = [(f"{TITLES[i % 8][0]} no {i}", int(TITLES[i % 8][1]), "en") for i in ran
 
 def workbook(path: Path, sheets: dict[str, list], **options) -> Path:
     """Numbers become numbers, a text that begins with = becomes a formula without its value."""
-    xlsxwriter = pytest.importorskip("xlsxwriter")
-    pytest.importorskip("python_calamine")
+    xlsxwriter, _ = pytest.importorskip("xlsxwriter"), pytest.importorskip("python_calamine")
     with xlsxwriter.Workbook(str(path), {"default_date_format": "yyyy-mm-dd", **options}) as book:
         for name, rows in sheets.items():
             sheet = book.add_worksheet(name)
@@ -202,8 +201,7 @@ def test_what_goes_into_a_workbook_comes_out_of_it(tmp_path):
 
 
 def test_a_sheet_is_made_to_be_read(tmp_path):
-    openpyxl = pytest.importorskip("openpyxl")
-    pytest.importorskip("xlsxwriter")
+    openpyxl, _ = pytest.importorskip("openpyxl"), pytest.importorskip("xlsxwriter")
     numbers = ["prob_1", "conf", "needs_review"]
     header = ["occ1", "hisco_1", *numbers]
     with open(tmp_path / "o.xlsx", "wb") as file, table_writer(file, "o.xlsx", header, {*numbers}) as write:
@@ -219,10 +217,8 @@ def test_a_sheet_is_made_to_be_read(tmp_path):
     [(area, [rule])] = sheet.conditional_formatting._cf_rules.items()
     assert (str(area.sqref), rule.formula) == ("A2:E3", ["$E2=1"])
     wide = [f"c{i}" for i in range(16_385)]
-    with (
-        pytest.raises(UserError, match="a sheet has 16,384 columns, but there are 16,385 to write"),
-        table_writer(io.BytesIO(), "o.xlsx", wide, set()),
-    ):
+    refused = pytest.raises(UserError, match="a sheet has 16,384 columns, but there are 16,385 to write")
+    with refused, table_writer(io.BytesIO(), "o.xlsx", wide, set()):
         pass
 
 
@@ -255,10 +251,8 @@ def test_types_of_parquet_stata_and_spss_stay(tmp_path):
         assert found["share"] == [0.1 + 0.2, None, 2] and found["id"] == [str(2**60), "", "1"]
         assert found["occ1"] == ["smith", "", ""] and found["kind"] == ["a", "", "b"]
         for name in ("a" * 65, "with blank", "2nd", "with" if ending == ".dta" else "WITH"):
-            with (
-                pytest.raises(UserError, match=f"names of at most .* not '{name}': name it .csv or .parquet"),
-                table_writer(io.BytesIO(), f"o{ending}", ["occ1", name], set()),
-            ):
+            why, file = f"names of at most .* not '{name}': name it .csv or .parquet", io.BytesIO()
+            with pytest.raises(UserError, match=why), table_writer(file, f"o{ending}", ["occ1", name], set()):
                 pass
 
 

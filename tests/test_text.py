@@ -17,22 +17,9 @@ from helpers import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from histocc import formatter as forms
 from histocc import text as rules
-from histocc.formatter import (
-    BOS_IDX,
-    EOS_IDX,
-    PAD_IDX,
-    SEP_IDX,
-    UNK_IDX,
-    BlockyFormatter,
-    CodeError,
-    construct_general_purpose_formatter,
-    formatter_of_codes,
-    hisco_blocky5,
-    hisco_key,
-    make_formatter,
-    occ1950_blocky2,
-)
+from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, SEP_IDX, UNK_IDX, BlockyFormatter, make_formatter
 from histocc.model.metrics import canonical_blocks
 from histocc.runtime.errors import UserError
 from histocc.text import LANGUAGES, as_is, ascii_lower, cleaner, encode, padded_width, text_hashes, text_key
@@ -165,11 +152,11 @@ def test_any_western_text(text):
 
 # ---- codes and tokens
 
-HISCO = hisco_blocky5()
-OCC1950 = occ1950_blocky2()
-GPF = construct_general_purpose_formatter(4, ["a", "b", "c"], allow_short=False)
-GPF_SHORT = construct_general_purpose_formatter(4, ["a", "b", "c"])
-GPF_SEP = construct_general_purpose_formatter(4, ["a", "b", "c"], use_within_block_sep=True)
+HISCO = forms.hisco_blocky5()
+OCC1950 = forms.occ1950_blocky2()
+GPF = forms.construct_general_purpose_formatter(4, ["a", "b", "c"], allow_short=False)
+GPF_SHORT = forms.construct_general_purpose_formatter(4, ["a", "b", "c"])
+GPF_SEP = forms.construct_general_purpose_formatter(4, ["a", "b", "c"], use_within_block_sep=True)
 NAMES = ["Fruit juice", "R&D", "rice, pasta", "Καφές", *map(str, range(7))]
 CLASSES = make_formatter("classes", ["a", "b", "c"], codes=NAMES)
 CHARACTERS = [c for c in string.ascii_letters + string.digits + string.punctuation if c not in "&,"]
@@ -210,7 +197,7 @@ def test_sequences_tokens_and_sizes_as_published():
     assert HISCO.target_cols == ["hisco_1", "hisco_2", "hisco_3", "hisco_4", "hisco_5"]
     ids = [CLASSES.map_char_idx[digit] for digit in "0109"]
     assert CLASSES.transform_label("R&D&5").tolist() == [2, *ids, 1, 1, 3]  # a code is its number
-    with pytest.raises(CodeError, match="not among the 11 classes"):
+    with pytest.raises(forms.CodeError, match="not among the 11 classes"):
         CLASSES.encode_code("fruit juice")
     assert CLASSES.decode_block(ids[3:] * 2) is None  # 99
     fixed = make_formatter("occ1950", ["x"], block_size=5, use_within_block_sep=True, allow_short=True)
@@ -262,7 +249,7 @@ def test_codes_come_back(formatter, codes):
 )
 def test_codes_that_do_not_fit(formatter, codes):
     for code, words in codes.items():
-        with pytest.raises(CodeError) as caught:
+        with pytest.raises(forms.CodeError) as caught:
             formatter.encode_code(code)
         assert repr(code) in str(caught.value) and words in str(caught.value)
 
@@ -280,9 +267,10 @@ def test_repairs_and_codes_that_are_never_short():
             code, kinds = formatter.repair(f" {cell}\t")
             assert (code, bool(kinds)) == (repaired or cell, repaired is not None)
     for code, use_sep in itertools.product(("-1", "-2", "-3", "?"), (False, True)):
-        formatter = construct_general_purpose_formatter(5, ["a"], use_within_block_sep=use_sep)
+        formatter = forms.construct_general_purpose_formatter(5, ["a"], use_within_block_sep=use_sep)
         assert formatter.decode_block(formatter.encode_code(code)) == code
-    assert [HISCO.decode_block(HISCO.encode_code(code)) for code in hisco_key()] == list(hisco_key())
+    key = list(forms.hisco_key())
+    assert [HISCO.decode_block(HISCO.encode_code(code)) for code in key] == key
 
 
 def test_blocks_that_hold_no_code_are_dropped():
@@ -380,7 +368,7 @@ def test_settings_survive_json_and_pickle(formatter):
     ],
 )
 def test_the_formatter_follows_from_the_codes(codes, before, expected):
-    formatter = formatter_of_codes(codes, ["x"], 2, before and before.to_dict())
+    formatter = forms.formatter_of_codes(codes, ["x"], 2, before and before.to_dict())
     assert (formatter.kind, formatter.block_size) == expected
     assert formatter.max_num_codes == (3 if before and before is not HISCO else 2)
     assert [formatter.decode_block(formatter.encode_code(code)) for code in codes] == codes
