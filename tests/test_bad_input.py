@@ -155,14 +155,11 @@ def test_mixer_without_validation_files_names_the_command_that_splits_one_table(
 
 
 def test_a_python_without_torch_says_where_it_may_be():
-    hidden = (
-        "import importlib.util as u; found = u.find_spec; u.find_spec = lambda name, *more: None if name =="
-        " 'torch' else found(name, *more); import histocc"
-    )
+    hidden = "import sys; sys.modules['torch'] = None; import histocc"
     done = subprocess.run([sys.executable, "-c", hidden], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 1 and "source .venv/bin/activate" in done.stderr
     assert "histocc needs torch, which this Python" in done.stderr.splitlines()[-1]
-    command = hidden.replace("import histocc", "import sys; sys.argv[0] = '-m'; import histocc")
+    command = hidden.replace("import histocc", "sys.argv[0] = '-m'; import histocc")
     done = subprocess.run([sys.executable, "-c", command], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("error: histocc needs torch")
     assert len(done.stderr.splitlines()) == 1

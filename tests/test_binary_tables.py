@@ -159,10 +159,8 @@ def test_dates_before_1900_are_those_of_the_sheet(tmp_path):
     days += ["1900-03-01", "1900-01-01 06:00:00"]
     assert [row[0] for row in rows] == days == [row[1] for row in rows]
     assert [row[2] for row in rows[2:4]] == ["00:00:00", "06:00:00"]  # times of day
-    assert [row[3] for row in rows] == [
-        *("-438240:00:00", "-24:00:00", "0:00:00", "6:00:00", "24:00:00"),
-        *("1416:00:00", "1464:00:00", "30:00:00"),
-    ]
+    hours = "-438240:00:00 -24:00:00 0:00:00 6:00:00 24:00:00 1416:00:00 1464:00:00 30:00:00"
+    assert " ".join(row[3] for row in rows) == hours
     assert [row[4] for row in rows[:4]] == ["-18260", "-1", "0", "0.25"]
     rows = serials(tmp_path / "b.xlsx", formats, numbers, date_1904=True)
     days = ["1854-01-02", "1903-12-31", "1904-01-01", "1904-01-01 06:00:00", "1904-01-02", "1904-02-29"]

@@ -29,9 +29,7 @@ STATE = {"model": {"w": torch.zeros(500_000)}}
 
 
 def in_child(work, *limit):
-    """What `work` returns, or (type, words) of what it raises, in a process of its own, under a limit (kind,
-    number).
-    """
+    """What `work` returns, or (type, words) of what it raises, in a process with a limit (kind, number)."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -28,11 +28,9 @@ GENERATED = [f"docs/{name}.md" for name in words("benchmarks glossary reference-
 BY_HAND = [page for page in PAGES if page not in GENERATED]
 ENGINES = {"dask": "dask.dataframe", "spark": "pyspark", "datasets": "datasets", "ray": "ray.data"}
 TINY = "--device cpu --model-size tiny --max-steps 2 --batch-size 4 --ngram-passes 1"
+LAUNCHED = ("finetune.py", "train_mixer.py", "histocc train", "histocc mix")
 SMALL = {  # put behind commands that hold these words; a model without encoder needs nothing
-    "torch.distributed*finetune.py": TINY,
-    "torch.distributed*train_mixer.py": TINY,
-    "torch.distributed*histocc train": TINY,
-    "torch.distributed*histocc mix": TINY,
+    **{f"torch.distributed*{name}": TINY for name in LAUNCHED},
     "histocc train*--model-size": TINY,
     "finetune.py*--model-size": TINY,
     "train_llada.py": "--device cpu --max-steps 2 --val-windows 2",

@@ -43,9 +43,7 @@ def test_a_workbook_has_codes_as_text_and_room_for_every_cell(model, tmp_path, m
 
 
 def test_a_workbook_differs_in_the_new_columns_alone(model, tmp_path):
-    openpyxl = pytest.importorskip("openpyxl")
-    pytest.importorskip("python_calamine")
-    pytest.importorskip("xlsxwriter")
+    openpyxl, *_ = map(pytest.importorskip, ("openpyxl", "python_calamine", "xlsxwriter"))
     book, rows = openpyxl.Workbook(), [["id", "occ1", "born", "paid", "farm", "is"]]
     for i in range(1, 40):
         rows.append([i, f"smed {i}", datetime.date(1900 + i, 5, 1), i / 8, f"0{i}", i % 2 == 0])
@@ -240,7 +238,6 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     rejected = write_csv(existing + ".rejected.csv", ["occ1", "lang"], [])
     common, over = flags(model, source, output), flags(model, source, existing, "--overwrite")
     accuracy = [*common, "--target-accuracy", "0.9"]
-    of_german = ["--model", model, "--input", source, "--output", output, "--language", "de-DE"]
     for arguments, message in [
         ([*common, "--column", "occ"], "has no column 'occ'; it has 'id', 'occ1', 'lang', 'note'"),
         (flags(model, source, source), "is the input, and inputs are never written to"),
@@ -250,9 +247,8 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         (flags(model, source, existing), "there.csv.rejected.csv exist; --overwrite replaces them"),
         (flags(model, source, tmp_path / "o.CSV.XZ"), "o.CSV.XZ: choose a name that ends in .csv, .csv.gz"),
         ([*common, "--language", "en"], "--language and --language-col are"),
-        (of_german, "does not know the language 'de-DE'; it knows unk, en, da"),
         ([*common, "--decoder", "topk", "--threshold", "0.3"], "--threshold is for --decoder flat"),
-        ([*common, "--decoder", "flat", "--threshold", "se=0.3"], "does not know the language 'se'"),
+        ([*common, "--decoder", "flat", "--threshold", "se=0.3"], "language 'se'; it knows unk, en, da"),
         ([*common, "--decoder", "flat", "--threshold", "1.3"], "is not a number between 0 and 1"),
         ([*common, "--descriptions", bad_key], "none of the codes of the model (7)"),
         (flags(model, coded, output), "would have several columns 'title_1': --overwrite-columns replaces"),
@@ -262,13 +258,10 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         (flags(model, before_it, output, "--overwrite-columns"), "columns 'conf': no codes of predict"),
         ([*common, "--only-missing", "--overwrite-columns"], "are mutually exclusive"),
         ([*common, "--system", "prob"], "would have several columns 'prob_1'"),
-        (flags(tmp_path / "nowhere" / "a" / "b", source, output), "no checkpoint there"),
-        (flags(model, tmp_path / "none.csv", output), "no such file"),
         ([*common, "--formatter", "hisco"], "leave out --formatter"),
         ([*accuracy, "--raw-confidence"], "--target-accuracy and --raw-confidence are"),
         ([*accuracy, "--min-prob", "0"], "--min-prob and --target-accuracy are mutually"),
         ([*common, "--level", "2"], "the decoder is greedy here: give --decoder flat"),
-        ([*common, "--level", "2", "--decoder", "flat"], "histocc evaluate CODED.csv --model"),
         ([*common, "--explain"], "--explain shows training rows"),
         ([*common, "--int8", "--bf16"], "--bf16 and --int8 are mutually exclusive"),
         (flags(model, source, tmp_path / "in.csv" / "out.csv"), "is not a folder"),

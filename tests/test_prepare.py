@@ -431,8 +431,7 @@ MADE = sorted(name for name in arrays.HELD if not name.endswith(".lines"))
 
 @pytest.fixture
 def made(tmp_path):
-    """A prepared folder, its settings, and a function that prepares once more and returns (result, what was
-    said)."""
+    """(result, settings, a function that prepares once more and returns (result, what was said))"""
     result = prepare(tmp_path, CONTENT, **OPTIONS)
     chosen = settings_for(tmp_path / "data.csv", **OPTIONS)
 

@@ -67,16 +67,16 @@ def document(path: Path, *rows: str) -> Path:
 
 def table_of(folder: Path, kind: str) -> Path:
     path = folder / f"in{kind}"
-    if kind == ".xpt":
-        pyreadstat, pandas = pytest.importorskip("pyreadstat"), pytest.importorskip("pandas")
-        pyreadstat.write_xport(pandas.DataFrame(ROWS, columns=[name.strip() for name in COLUMNS]), str(path))
-    elif kind in (".jsonl", ".ndjson.gz"):
+    if kind in (".jsonl", ".ndjson.gz"):
         rows = [json.dumps(dict(zip(COLUMNS, (text, [str(code)], lang)))) for text, code, lang in ROWS]
         content = "\r\n".join(rows).encode()
         path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
-    elif kind in (".dta", ".sav", ".zsav"):
+    elif kind in (".xpt", ".dta", ".sav", ".zsav"):
         pyreadstat, pandas = pytest.importorskip("pyreadstat"), pytest.importorskip("pandas")
         table = pandas.DataFrame(ROWS, columns=[name.strip() for name in COLUMNS])
+        if kind == ".xpt":
+            pyreadstat.write_xport(table, str(path))
+            return path
         titles = {i + 1: text for i, text in enumerate(table.occ1)}
         table = table.assign(occ1=[float(i) for i in titles], hisco_1=table.hisco_1.astype(float))
         labels = {"occ1": titles, "hisco_1": {code: "a title" for _, code, _ in ROWS}}
@@ -167,8 +167,7 @@ def copied(source: Path, output: Path) -> Path:
 
 
 def test_what_goes_into_a_workbook_comes_out_of_it(tmp_path):
-    openpyxl, xlsxwriter = pytest.importorskip("openpyxl"), pytest.importorskip("xlsxwriter")
-    pytest.importorskip("python_calamine")
+    openpyxl, xlsxwriter, _ = map(pytest.importorskip, ("openpyxl", "xlsxwriter", "python_calamine"))
     with xlsxwriter.Workbook(str(tmp_path / "in.xlsx")) as book:
         sheet, formats = book.add_worksheet(), ["yyyy-mm-dd", 22, "[h]:mm", '0.00 "kr"', 9]
         day, moment, hours, crowns, percent = (book.add_format({"num_format": x}) for x in formats)
@@ -223,9 +222,7 @@ def test_a_sheet_is_made_to_be_read(tmp_path):
 
 
 def test_types_of_parquet_stata_and_spss_stay(tmp_path):
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    for package in ("pyreadstat", "pandas"):
-        pytest.importorskip(package)
+    pa, parquet, *_ = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet", "pyreadstat", "pandas"))
     days = [datetime.date(1850, 2, 3), None, datetime.date(2024, 1, 1)]
     table = pa.table(
         {
@@ -257,8 +254,7 @@ def test_types_of_parquet_stata_and_spss_stay(tmp_path):
 
 
 def test_errors_and_long_numbers_of_a_workbook_are_copied(tmp_path):
-    openpyxl, xlsxwriter = pytest.importorskip("openpyxl"), pytest.importorskip("xlsxwriter")
-    pytest.importorskip("python_calamine")
+    openpyxl, xlsxwriter, _ = map(pytest.importorskip, ("openpyxl", "xlsxwriter", "python_calamine"))
     with xlsxwriter.Workbook(str(tmp_path / "in.xlsx")) as book:
         sheet, day = book.add_worksheet(), book.add_format({"num_format": "yyyy-mm-dd"})
         for row, cells in enumerate([["occ1", "hisco_1", "id", "born"], ["smith"], ["baker"], ["weaver"]]):

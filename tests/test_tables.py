@@ -436,6 +436,7 @@ HEAD = b"occ1,hisco_1\n"
 GOOD = b"farmer,61110\nsmith,83110\n"
 DECOMPOSED = unicodedata.normalize("NFD", "métier,hisco_1\n").encode()
 LANG = b"occ1,hisco_1,lang\nfarmer,61110,"
+COMMAS = "--target-cols hisco_1,lang"
 CASES = {  # what is wrong → content, rows that are used (None: refused), what is said, more flags
     "column names alone": (HEAD, None, r"no valid row to train on \(there are only column names\)"),
     "first line blank": (b"\n" + HEAD + GOOD, None, r"the first line, with the column names, is blank"),
@@ -489,11 +490,11 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "language": (LANG + b"fi\n", 1, r"models do not know .they know en da .*: fi", "--language-col lang"),
     "languages not named": (LANG + b"en\n", 1, r"not read; add --language-col lang to read it"),
     "wrong column": (LANG + b"en\n", None, r"check --target-cols and --formatter", "--target-cols lang"),
-    "columns parted by a comma": (
+    "commas": (
         LANG + b"en\n",
         None,
-        r"has no column 'hisco_1,lang'.*\(separate several columns by spaces\)",
-        "--target-cols hisco_1,lang",
+        r"no column 'hisco_1,lang'.*\(separate several columns by spaces\)",
+        COMMAS,
     ),
     "letters broken": (HEAD + "vÃ¦ver,75400\nsm�th,83110\n".encode(), 2, r"-text may repair: 2 "),
     "no encoding": (HEAD + GOOD, None, r"is not an encoding", "--encoding base64"),
