@@ -114,7 +114,6 @@ def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
     "flags, said",
     [
         ("--batch-size 0", "'0' is not a whole number of at least 1"),
-        ("--formatter x", "--formatter"),
         ("--seed", "--seed"),
         ("--bach_size 8", "unrecognized arguments: --bach-size; did you mean --batch-size?"),
         ("--lr -1", "--learning-rate: '-1' is not a number above 0"),

@@ -36,10 +36,7 @@ def test_what_is_no_command(capsys):
     assert command.main(["--version"]) == 0 and capsys.readouterr().out.startswith("histocc ")
 
 
-REVIEWS = [f"review {action}" for action in review.ABOUT]
-
-
-@pytest.mark.parametrize("name", [*command.COMMANDS, *REVIEWS])
+@pytest.mark.parametrize("name", [*command.COMMANDS, *(f"review {action}" for action in review.ABOUT)])
 def test_help_is_one_screen_with_examples_that_are_accepted(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     command_of, action = f"{name} ".split(" ", 1)

@@ -128,16 +128,13 @@ def test_any_content_gives_one_short_message(tmp_path, name, content, said):
     assert said in message and f"--config {file}: " in message
 
 
-ODD = ("-1", "0", "nan", "1e400", "", "abc")
-
-
 def test_an_odd_value_of_any_flag_is_taken_or_refused_in_one_message():
     """Two outcomes: what argparse and `problems` take, or a UserError that names the flag."""
     parser, refusals = finetune.get_args_parser(), 0
     for action in parser._actions:
         if action.nargs == 0 or action.dest == "help" or not action.option_strings:
             continue
-        for value in ODD:
+        for value in ("-1", "0", "nan", "1e400", "", "abc"):
             name = action.option_strings[0]
             try:
                 list(parser.parse_args(["--dataset", "a.csv", f"{name}={value}"]).problems())

@@ -78,13 +78,6 @@ def text_of(ids) -> str:
     return "".join(map(chr, ids[1:-1]))
 
 
-def written(row: tuple) -> tuple[str, str]:
-    """A row of the file as (input, label)."""
-    text, first, second, language = row
-    codes = [code.zfill(5) if code == "1110" else code for code in (first, second) if code]
-    return f"{language or 'unk'}[SEP]{text}", "&".join(codes)
-
-
 # ---- what is in a batch
 
 
@@ -133,7 +126,10 @@ def test_widths(batches):
 
 
 def test_rows_are_texts_and_codes_as_the_file_has_them(batches, data):
-    label_of, found = dict(map(written, ROWS)), rows_in(batches(23, noise=None)[0, 0][0])
+    label_of, found = {}, rows_in(batches(23, noise=None)[0, 0][0])
+    for text, *codes, language in ROWS:
+        codes = [code.zfill(5) if code == "1110" else code for code in codes if code]
+        label_of[f"{language or 'unk'}[SEP]{text}"] = "&".join(codes)
     assert sorted(text_of(ids) for ids, _, _ in found) == sorted(label_of)
     for ids, tokens, numbers in found:
         label = label_of[text_of(ids)]

@@ -155,10 +155,8 @@ def test_the_page_offers_none_and_learned_codes_reach_them(tmp_path):
     write(tmp_path / "texts.csv", [["occ1", "lang"], *rows])
     with Serving(tmp_path, "--key", "hisco", coded="texts.csv") as server:
         shown = [server.ask()["text"]]
-        while text := server.decide(["83110"], shown[-1])["text"]:
+        while len(shown) < 6 and (text := server.decide(["83110"], shown[-1])["text"]):
             shown.append(text)
-            if len(shown) > 5:
-                break
         assert not any(is_ditto(text["text"]) for text in shown) and {text["rows"] for text in shown} == {2}
     given = ["--to", tmp_path / "texts.csv", "--key", "hisco", "--guesses", "none", "--fill"]
     run("apply", tmp_path / "decided.csv", *given, "--output", tmp_path / "final.csv")

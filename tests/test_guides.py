@@ -117,9 +117,8 @@ def demo(tmp_path_factory):
 
 @pytest.fixture
 def place(tmp_path, demo):
-    """A copy of the folder of the demo in which the repository's scripts are, too, and which is also the
-    folder `demo` in it. Its commands add SMALL to long trainings, give them few rows, and start two processes
-    instead of four.
+    """A copy of the folder of the demo, also the folder `demo` in it, with the repository's scripts. Commands
+    add SMALL to long trainings, give them few rows, and start two processes instead of four.
     """
     shutil.copytree(demo, tmp_path, dirs_exist_ok=True)
     for name, few in {"data.csv": "few.csv", "train.csv": "few.csv", "val.csv": "few_val.csv"}.items():

@@ -442,17 +442,6 @@ def made(tmp_path):
     return result, chosen, again
 
 
-def flip(path: Path) -> None:
-    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
-
-
-def fill(folder: Path, *names: str) -> Path:
-    folder.mkdir(parents=True)
-    for name in names:
-        (folder / name).write_text("x")
-    return folder
-
-
 def farmer(tmp_path) -> PrepareSettings:
     return settings_for(write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")]))
 
@@ -533,7 +522,7 @@ def test_damaged_data_are_made_again_or_refused(tmp_path_factory, kind, name, nu
 def test_damage_is_said_by_name(made):
     first, _, again = made
     for name in ("train.codes", "words.csv", META):
-        flip(first.folder / name)
+        damage(first.folder, "flip", name, 0)
         assert fault(str(first.folder)) == name
         second, said = again()
         words = f"Prepared data: {first.folder}: {name} is not as it was written; preparing it again"
@@ -554,7 +543,7 @@ def test_a_node_that_sees_the_folder_looks_at_its_checksums(made, tmp_path):
         return prep.on_every_node(chosen, str(tmp_path / "out"), str(first.folder), world, quiet)
 
     assert len(on(2).train) == len(first.train)
-    flip(first.folder / "train.codes")
+    damage(first.folder, "flip", "train.codes", 0)
     on(0)  # the process that has just prepared them
     assert fault(str(first.folder)) is not None
     assert len(on(2).train) == len(first.train) and fault(str(first.folder)) is None
@@ -612,19 +601,20 @@ def test_a_killed_preparation_is_made_again(tmp_path):
 def test_files_of_others_in_the_folder_stay(made):
     first, _, again = made
     before = {path.name: path.read_bytes() for path in first.folder.iterdir()}
-    fill(first.folder / ".git", "config")
+    make(first.folder / ".git", "folder", None)
     (first.folder / "val.lines").write_text("of a killed job")
     (first.folder / "notes.txt").write_text("mine")
     os.truncate(first.folder / "train.codes", 3)
     again()
-    assert fault(str(first.folder)) is None and (first.folder / ".git" / "config").read_text() == "x"
+    assert fault(str(first.folder)) is None and (first.folder / ".git" / "mine").read_text() == "mine"
     before["notes.txt"] = b"mine"
     assert {path.name: path.read_bytes() for path in first.folder.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.parametrize("what", ["text", "dangling", "link", "pipe"])
 def test_what_is_in_the_way_is_said_and_stays(tmp_path, what):
-    chosen, elsewhere = farmer(tmp_path), fill(tmp_path / "elsewhere", "train.codes", META)
+    chosen, elsewhere = farmer(tmp_path), tmp_path / "elsewhere"
+    make(elsewhere, "folder", None)
     place = tmp_path / "out" / "prepared" / fingerprint(chosen)
     place.parent.mkdir(parents=True)
     make(place, what, elsewhere)

@@ -181,11 +181,6 @@ def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
 # ---- Parquet
 
 
-@pytest.fixture(scope="module")
-def pyarrow():
-    return pytest.importorskip("pyarrow")
-
-
 def parquet_file(path, columns: dict, **options) -> Path:
     import pyarrow
     from pyarrow import parquet
@@ -194,8 +189,8 @@ def parquet_file(path, columns: dict, **options) -> Path:
     return path
 
 
-def test_values_of_any_kind_are_their_text(pyarrow, tmp_path):
-    pa, path, nan = pyarrow, tmp_path / "f.parquet", float("nan")
+def test_values_of_any_kind_are_their_text(tmp_path):
+    pa, path, nan = pytest.importorskip("pyarrow"), tmp_path / "f.parquet", float("nan")
     for values, expected in (
         (pa.array([61110, None, -1, 2**63 - 1]), "61110||-1|9223372036854775807"),
         (pa.array([61110.0, None, nan, -0.0, 1110.5, 1e15, 1e22]), "61110|||0|1110.5|1000000000000000|1e+22"),
@@ -465,7 +460,6 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "lists in JSON lines": (b'["a","b"]\n["c","1"]\n', None, r"but JSON; write each row as an object"),
     "JSON lines in UTF-16": ('{"a": "b"}\n'.encode("utf-16"), None, r"JSON lines in UTF-16; save them in"),
     "PNG": (b"\x89PNG\r\n\x1a\n", None, r"is not a CSV file but a PNG, .* picture; transcribe"),
-    "JPEG": (b"\xff\xd8\xff\xe0", None, r"is not a CSV file but a PNG, JPEG or TIFF picture"),
     "PDF": (b"%PDF-1.7\n", None, r"a PDF or RTF document; copy the table in it into a spreadsheet"),
     "damaged SAS file": (b"\0" * 12 + b"\xc2\xea\x81\x60", None, r"cannot be read as a file of SAS \("),
     "a column PAR1": (b"PAR1_x,hisco_1\n" + GOOD, 2, r"2 read", "--input-col PAR1_x"),
@@ -490,12 +484,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "language": (LANG + b"fi\n", 1, r"models do not know .they know en da .*: fi", "--language-col lang"),
     "languages not named": (LANG + b"en\n", 1, r"not read; add --language-col lang to read it"),
     "wrong column": (LANG + b"en\n", None, r"check --target-cols and --formatter", "--target-cols lang"),
-    "commas": (
-        LANG + b"en\n",
-        None,
-        r"no column 'hisco_1,lang'.*\(separate several columns by spaces\)",
-        COMMAS,
-    ),
+    "commas": (LANG + b"en\n", None, r"column 'hisco_1,lang'.*\(separate several columns by spaces", COMMAS),
     "letters broken": (HEAD + "vÃ¦ver,75400\nsm�th,83110\n".encode(), 2, r"-text may repair: 2 "),
     "no encoding": (HEAD + GOOD, None, r"is not an encoding", "--encoding base64"),
 }
