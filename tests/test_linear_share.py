@@ -1,6 +1,7 @@
 """Both decoders together: `linear_share` in the search, in coding, in files of models and in the
 evaluation."""
 
+import itertools
 import json
 import math
 
@@ -89,9 +90,7 @@ class TestSearch:
     def test_topk_of_a_large_key(self, share, monkeypatch):
         """In groups of rows that end at different times."""
         monkeypatch.setattr(search, "ROWS_AT_ONCE", {"cpu": 7})
-        codes = [
-            f"{a}{b}{c}{d}{e}" for a in "0123" for b in "0123" for c in "0123" for d in "012" for e in "012"
-        ]
+        codes = list(map("".join, itertools.product("0123", "0123", "0123", "012", "012")))
         model = make_model(hisco_blocky5(), len(codes))
         with torch.no_grad():
             model.decoder.head.weight.mul_(10)
@@ -231,6 +230,7 @@ class TestEvaluation:
         state = models.load_model(str(run_folder))[2]
         best = found["decoders"]["linear"]["thresholds"]["all"]["threshold_f1"]
         assert state["thresholds"] == table | {"default": best} and "Thresholds stored in" in said
+        assert f"WARNING: they are fitted on few rows ({found['data']['rows']})" in said
         assert state["linear_share"] == 0.2
 
 

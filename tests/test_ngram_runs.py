@@ -3,6 +3,7 @@ the bit, handed on, exported.
 """
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -118,36 +119,6 @@ def test_a_fit_that_is_killed_continues_to_the_bit(runs, tmp_path):
     assert not (folder / "ngrams.bin").exists() and read_logs(folder)[0]["step"] == 0
 
 
-SIGNALLED = """import os, runpy, signal, sys
-real = os.replace
-def replace(source, path, **how):
-    real(source, path, **how)
-    if str(path).endswith("key.csv") and "prepared" not in str(path):
-        os.kill(os.getpid(), signal.SIGTERM)
-os.replace, sys.argv = replace, sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.mark.full
-def test_a_stop_between_fit_and_validation_loses_no_row_of_the_log(tmp_path):
-    (tmp_path / "signalled.py").write_text(SIGNALLED)
-    rows = write_rows(tmp_path / "rows.csv", 60)
-    flags = ["--dataset", rows, "--ngram-passes", 1, "--seq2seq-weight", 0.1, "--ngrams", 8, "--save-path"]
-    run(FINETUNE, *flags, tmp_path / "whole")
-    said = run(tmp_path / "signalled.py", FINETUNE, *flags, tmp_path / "cut")
-    assert "Stopped by SIGTERM at step 0" in said
-    run(FINETUNE, *flags, tmp_path / "cut")
-    whole, cut = (
-        [
-            (row["step"], row["samples"], row["train_loss"], row["val_loss"])
-            for row in read_logs(tmp_path / name)
-        ]
-        for name in ("whole", "cut")
-    )
-    assert cut == whole and sum(step == 0 for step, *_ in cut) == 2
-
-
 # ---- what a new run starts from
 
 
@@ -155,9 +126,8 @@ def prepared(flags, folder, *more):
     """(model, its config, data, what was said) of a run as it would start, in this process."""
     world, said = World(), []
     object.__setattr__(world, "print", lambda *words: said.append(" ".join(words)))
-    args = train_mixer.get_args_parser().parse_args(
-        [str(flag) for flag in (*flags, *more, "--save-dir", folder)]
-    )
+    given = [str(flag) for flag in (*flags, *more, "--save-dir", folder)]
+    args = train_mixer.get_args_parser().parse_args(given)
     args, read = prepare_data(args, world, args.train_data, args.val_data)
     formatter, data = BlockyFormatter.from_dict(read.settings.formatter), read.data
     named = args.initial_checkpoint, args.initial_key, args.key
@@ -175,9 +145,8 @@ def test_the_first_step_continues_what_was_fitted(runs, tmp_path):
     """The encoder, which the decoders were fitted without, adds nothing to them until it is trained."""
     model, config, _, said = prepared(runs[1], tmp_path / "fitted", "--ngrams", 6)
     assert config["ngrams"]["rows"] == 64 and "Fitting the n-grams" in said
-    other, config, _, said = prepared(
-        runs[1], tmp_path / "unfitted", "--ngram-passes", 0, "--ngram-dropout", 0
-    )
+    more = ["--ngram-passes", 0, "--ngram-dropout", 0]
+    other, config, _, said = prepared(runs[1], tmp_path / "unfitted", *more)
     assert model.ngrams.dropout == 0.3 and other.ngrams.dropout == 0
     assert config["ngrams"]["rows"] > 64 and "Fitting" not in said and not other.ngrams.linear.weight.any()
     ids, mask = map(torch.from_numpy, encode(["farmer", "smith of the parish"], ["en", "da"]))
@@ -243,19 +212,9 @@ def test_added_to_published_weights_they_change_no_bit_and_learn_faster(runs, pu
     texts, languages = ["farmer no 1", "wine merchant and tailor no 3", "smith"], ["en"] * 3
     assert np.array_equal(*(coder.probabilities(texts, languages, logits=True) for coder in coders))
     assert coders[0].code(texts, languages, "greedy") == coders[1].code(texts, languages, "greedy")
-
-    flags += ["--ngrams", 7, "--save-dir", tmp_path / "with"]
-
-    def rate_of(*more) -> str:
-        output = run_here(train_mixer.main, *flags, *more)
-        return next(line for line in output.splitlines() if "Learning rate: " in line)
-
-    first = rate_of("--max-steps", 2)
-    assert "Learning rate: 2e-05 " in first and first.endswith("of the n-grams 30 times that"), first
-    trained = checkpoint.load(tmp_path / "with" / "last.bin")["model"]
-    for name in ("linear", "word_to_memory", "text_to_memory", "table"):
-        assert not torch.equal(trained[f"ngrams.{name}.weight"], model.state_dict()[f"ngrams.{name}.weight"])
-    assert rate_of("--max-steps", 3) == first
+    flags += ["--ngrams", 7, "--max-steps", 1, "--save-dir", tmp_path / "with"]
+    said = run_here(train_mixer.main, *flags)
+    assert re.search("Learning rate: 2e-05 .* of the n-grams 30 times that$", said, re.M)
 
 
 def test_texts_without_ngrams_train_without(tmp_path):

@@ -105,12 +105,8 @@ class TestHashes:
 
     def test_without_a_description_those_of_the_language_alone(self):
         windows = ["en", " e", "n ", " en", "en ", " en "]
-        found = [
-            *(("window", one) for one in windows),
-            ("open 1", " en "),
-            ("open 2", " en "),
-            ("word", "en"),
-        ]
+        found = [("window", one) for one in windows]
+        found += [("open 1", " en "), ("open 2", " en "), ("word", "en")]
         only_language = sorted(hash_of(*one) for one in found)
         assert found_in(["", "   ", "a"]) == [only_language, only_language, hashes_of("a")]
         assert found_in(["farmer"], ["a language of many letters"], max_len=16) == [[]]

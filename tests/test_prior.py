@@ -2,27 +2,26 @@
 of other kinds and systems, one label, contradictions, great weights, long texts, exports, processes.
 """
 
-import shutil
+import signal
 
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, TITLES, read, run, run_here, write_csv, write_rows
+from helpers import TITLES, read, run_here, words, write_csv, write_rows
 from test_initial_weights import mixer
 
 import finetune
-from histocc import OccCANINE, export
-from histocc.evaluate import __main__ as evaluate
-from histocc.job import config, few
+from histocc import OccCANINE
 from histocc.learn import closed_form
-from histocc.learn.texts import _counted
+from histocc.learn import few as learn_few
+from histocc.learn.texts import _counted, count_ngrams
 from histocc.model.int8 import Int8Weight
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
-from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision, has_int8
 from histocc.runtime.errors import UserError
+from histocc.runtime.signals import stop_request
 
 HISCO = ["--formatter", "hisco", "--language-col", "lang", "--device", "cpu"]
 ALONE = [*HISCO, "--model-size", "ngrams"]
@@ -66,8 +65,6 @@ def test_priors_that_cannot_be_one_are_named(made, tmp_path):
         ("old", ("--model-size", "tiny"), "--prior is for models without encoder"),
         ("old", ("--initial-checkpoint", folder / "old"), "--prior is for models without encoder"),
         ("old", ("--max-steps", 1), "omit --prior"),
-        ("old", ("--seq2seq-weight", 0.1), "omit --prior"),
-        ("old", ("--ngrams", 8), "omit --prior"),
     ):
         said = learned(tmp_path / "run", *flags, folder / name, *flag, code=2)
         assert why in said and str(folder / name) in said or "--prior is for" in said, said
@@ -130,30 +127,6 @@ def test_priors_of_other_systems_and_languages(made, tmp_path, kind, codes):
         assert all(row["P_1"] for row in answers)
 
 
-def test_the_embedded_prior_counts_whatever_becomes_of_its_file(made, tmp_path):
-    folder, rows, new = made
-    shutil.copytree(folder / "old", tmp_path / "prior")
-    flags = ["--dataset", new, "--prior", tmp_path / "prior"]
-    learned(tmp_path / "run", *flags)
-    before = coded(tmp_path / "run", rows, tmp_path / "before.csv")[1]
-    shutil.copy(folder / "on_mixer" / "best.bin", tmp_path / "prior" / "best.bin")
-    assert "is finished" in learned(tmp_path / "run", *flags)
-    shutil.rmtree(tmp_path / "prior")
-    assert "is finished" in learned(tmp_path / "run", *flags)
-    assert coded(tmp_path / "run", rows, tmp_path / "after.csv")[1] == before
-    assert "--prior was " in learned(tmp_path / "run", "--dataset", new, "--prior", folder / "old", code=2)
-
-
-@pytest.mark.full
-def test_too_many_texts_take_steps_without_a_prior(made, tmp_path, monkeypatch):
-    folder, rows, _ = made
-    for module in (few, config):
-        monkeypatch.setattr(module, "FEW_TEXTS", 20)
-    flags = ["--dataset", rows, "--ngram-passes", 1, "--prior"]
-    assert "at most 20 distinct texts" in learned(tmp_path / "named", *flags, folder / "old", code=2)
-    assert "Fitting the n-grams" in learned(tmp_path / "auto", *flags, "auto")
-
-
 # ---- rows
 
 
@@ -176,16 +149,14 @@ def test_rows_that_teach_little(made, tmp_path, prior):
         table = write_csv(tmp_path / f"{case}.csv", ("occ1", "hisco_1", "lang"), [*rows, ("", "-1", "en")])
         empty = ["--empty-text", "-1"] if case == "text" else []  # these are no answer
         learned(tmp_path / case, "--dataset", table, "--prior", name, *empty)
-        new = write_csv(
-            tmp_path / "new.csv", ("occ1", "hisco_1", "lang"), [*rows, ("…", "", ""), ("", "", "en")]
-        )
+        texts = [*rows, ("…", "", ""), ("", "", "en")]
+        new = write_csv(tmp_path / "new.csv", ("occ1", "hisco_1", "lang"), texts)
         _, [*answers, unknown, empty] = coded(tmp_path / case, new, tmp_path / "out.csv")
         assert unknown["P_1"] == empty["P_1"] == ""
         assert {row["source"] for row in answers} == {"trained"}
         right = [row["P_1"] == row["hisco_1"] for row in answers]
-        assert sum(right) == len(rows) - (case == "contrary") and all(
-            0 < float(x["conf"]) < 1 for x in answers
-        )
+        assert sum(right) == len(rows) - (case == "contrary")
+        assert all(0 < float(row["conf"]) < 1 for row in answers)
 
 
 def test_great_weights_of_texts_that_are_alike_take_double_precision():
@@ -261,19 +232,8 @@ def test_ngrams_alone_read_whole_texts_and_a_short_column_behind_them(tmp_path):
         assert "cut" not in said and "100.0 % of " in said, said
         said, answers = coded(tmp_path / "run", new, tmp_path / "out.csv")
         assert "cut" not in said and [row["P_1"] for row in answers] == [code for _, code in TITLES]
-    small = [
-        "--dataset",
-        table,
-        "--model-size",
-        "tiny",
-        "--ngrams",
-        "none",
-        "--max-steps",
-        1,
-        "--batch-size",
-        16,
-    ]
-    said = learned(tmp_path / "encoder", *small)
+    small = words("--model-size tiny --ngrams none --max-steps 1 --batch-size 16")
+    said = learned(tmp_path / "encoder", "--dataset", table, *small)
     longest = max(len("en[SEP]" + row[0]) for row in rows) + 2
     assert "descriptions longer than the model reads, which are cut (" in said and "limit): 48 (" in said
     assert f"--max-len {longest} reads all of them" in said
@@ -292,30 +252,13 @@ def test_ngrams_are_counted_in_parts():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("form, name", [("published", "model.bin"), ("safetensors", "model.safetensors")])
-def test_an_exported_model_codes_as_the_run(made, tmp_path, form, name):
-    folder, rows, _ = made
-    run_here(export.main, folder / "on_mixer", "--to", form, tmp_path / name)
-    same = [coded(model, rows, tmp_path / "out.csv")[1] for model in (folder / "on_mixer", tmp_path / name)]
-    assert same[0] == same[1]
-    loaded = models.load_model(str(tmp_path / name))[2]
-    assert set(loaded["prior"]["model"]) and len(loaded["trained"]) == 30
-    how = ["--output", tmp_path / "report", "--overwrite", "--data", rows]
-    assert "60 evaluated" in run_here(evaluate.main, "--model", tmp_path / name, *how)
-
-
-@pytest.mark.full
 @pytest.mark.skipif(not has_int8(), reason="this CPU has no instructions for int8")
-def test_it_is_evaluated_and_coded_with_in_other_precisions(made, tmp_path):
-    folder, rows, new = made
-    how = ["--model", folder / "on_mixer", "--output", tmp_path / "report", "--overwrite", "--data"]
-    assert "60 evaluated" in run_here(evaluate.main, *how, rows)
-    assert "was trained on all texts" in run_here(evaluate.main, *how, new, code=2)
+def test_it_codes_in_other_precisions(made, tmp_path):
+    folder, rows, _ = made
     usual = coded(folder / "on_mixer", rows, tmp_path / "out.csv")[1]
     for flag in ("--int8", "--bf16"):
         answers = coded(folder / "on_mixer", rows, tmp_path / "out.csv", flag)[1]
-        same = sum(one["P_1"] == other["P_1"] for one, other in zip(answers, usual))
-        assert same > 54
+        assert sum(one["P_1"] == other["P_1"] for one, other in zip(answers, usual)) > 54
     prior = Coder.load(str(folder / "on_mixer"), precision=Precision("int8")).prior
     assert prior is not None
     held = [x for part in prior.model.encoder.modules() for x in vars(part).values()]
@@ -325,9 +268,8 @@ def test_it_is_evaluated_and_coded_with_in_other_precisions(made, tmp_path):
 def test_keys_and_a_dry_run_with_a_prior(made, tmp_path):
     folder, _, new = made
     codes = [*dict.fromkeys(code for _, code in TITLES), "04220"]
-    key = write_csv(
-        tmp_path / "key.csv", ("system_code", "code"), [(code, i) for i, code in enumerate(codes)]
-    )
+    numbers = [(code, i) for i, code in enumerate(codes)]
+    key = write_csv(tmp_path / "key.csv", ("system_code", "code"), numbers)
     listed = write_csv(tmp_path / "codes.csv", ["hisco_1"], [[code] for code in codes])
     flags = ["--dataset", new, "--prior", folder / "mixer.bin"]
     for name, flag in (("key", ("--key", key)), ("codes", ("--all-codes-file", listed))):
@@ -337,33 +279,16 @@ def test_keys_and_a_dry_run_with_a_prior(made, tmp_path):
     assert not (tmp_path / "dry" / "best.bin").exists()
 
 
-SIGNALLED = """import os, runpy, signal, sys
-from histocc.learn import texts
-count = texts.count_ngrams
-def counted(*args):
-    os.kill(os.getpid(), signal.SIGTERM)
-    return count(*args)
-from histocc.learn import few
-few.count_ngrams, sys.argv = counted, sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+def test_a_stop_while_it_learns_leaves_no_model(made, tmp_path, monkeypatch):
+    def count(*given):
+        stop_request().signal = signal.SIGTERM
+        return count_ngrams(*given)
 
-
-@pytest.mark.processes
-@pytest.mark.full
-def test_a_stop_while_it_learns_and_two_processes_of_predict(made, tmp_path):
-    folder, rows, new = made
-    (tmp_path / "signalled.py").write_text(SIGNALLED)
-    flags = [*ALONE, "--dataset", new, "--prior", folder / "mixer.bin", "--save-path"]
-    said = run(tmp_path / "signalled.py", FINETUNE, *flags, tmp_path / "cut")
-    assert "Stopped by SIGTERM" in said and not (tmp_path / "cut" / "best.bin").exists()
-    run(FINETUNE, *flags, tmp_path / "cut", processes=2)
-    cut, whole = (
-        torch.load(x / "best.bin", weights_only=True)["model"]
-        for x in (tmp_path / "cut", folder / "on_mixer")
-    )
-    assert all(torch.equal(cut[name], whole[name]) for name in whole)
-    how = ["--model", folder / "on_mixer", "--input", rows, "--system", "P", "--output"]
-    run("histocc.predict", *how, tmp_path / "two.csv", processes=2)
-    coded(folder / "on_mixer", rows, tmp_path / "one.csv")
-    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+    flags = ["--dataset", made[2], "--prior", made[0] / "mixer.bin"]
+    with monkeypatch.context() as patch:
+        patch.setattr(learn_few, "count_ngrams", count)
+        assert "Stopped by SIGTERM" in learned(tmp_path / "run", *flags)
+    assert not (tmp_path / "run" / "best.bin").exists()
+    learned(tmp_path / "run", *flags)
+    found, whole = (checkpoint.load(str(x / "best.bin")) for x in (tmp_path / "run", made[0] / "on_mixer"))
+    assert all(torch.equal(found["model"][name], whole["model"][name]) for name in whole["model"])

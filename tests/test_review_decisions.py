@@ -54,12 +54,8 @@ def test_what_may_be_written(system, key, of_text, decisions):
 
 def test_a_language_is_one_however_it_is_spelled():
     assert pair_of("Smith ", "DA") == pair_of("smith", "Danish") and pair_of("a", "") == pair_of("a", "unk")
-    for name, others in {
-        "se": "sv sv-SE Swedish Svenska",
-        "ge": "de DE German",
-        "no": "nb nn",
-        "gr": "el",
-    }.items():
+    names = {"se": "sv sv-SE Swedish Svenska", "ge": "de DE German", "no": "nb nn", "gr": "el"}
+    for name, others in names.items():
         assert {pair_of("a", other) for other in others.split()} == {pair_of("a", name)}
 
 
@@ -141,9 +137,8 @@ def test_agreement_of_two_people(folder):
     third = filled(folder, {("farmer", "en"): "61115"}, "third.csv", differ)
     apply(folder, third)
     assert final_codes(folder)["farmer", "en"] == ["61115"]
-    assert "this text has no code number 1" in apply(
-        folder, filled(folder, {plain(differ[0]): "1"}, "x.csv", differ), code=2
-    )
+    numbered = filled(folder, {plain(differ[0]): "1"}, "x.csv", differ)
+    assert "this text has no code number 1" in apply(folder, numbered, code=2)
     assert "takes two files" in run("agreement", ann, code=2)
     assert "is named twice" in run("agreement", ann, ann, code=2)
     # words have no levels
@@ -168,12 +163,9 @@ def test_each_action_has_a_help_of_its_own():
     said = run("--help")
     assert all(f"\n  {action} " in said for action in review.ABOUT) and len(said.splitlines()) < 20
     shown = {action: review.get_args_parser(action).format_help(True) for action in review.ABOUT}
-    having = {
-        name: {action for action, text in shown.items() if f"  --{name}" in text}
-        for name in ("training-data", "output", "ditto")
-    }
-    assert having["training-data"] == {"apply"} and having["output"] == {"make", "apply", "agreement"}
-    assert having["ditto"] == {*shown} - {"agreement"}
+    actions = {"training-data": {"apply"}, "output": {"make", "apply", "agreement"}}
+    for name, having in {**actions, "ditto": {*shown} - {"agreement"}}.items():
+        assert {action for action, text in shown.items() if f"  --{name}" in text} == having
     every = review.get_args_parser().named
     shown_flags = {*re.findall(r"  --([a-z-]+)", "".join(shown.values()))}  # one spelling of each
     assert shown_flags >= {action.option_strings[0][2:] for action in every.values()}

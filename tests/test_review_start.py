@@ -311,21 +311,6 @@ def test_a_table_on_whose_rows_somebody_has_decided(server):
     assert shown["text"] is None and "no text is open" in note and "in column decided_by" in note
 
 
-def test_a_second_round_guesses_anew(server):
-    """Also by a person who takes another code; a guess that is none any more goes."""
-    columns = [*ROWS[0], "hisco_1", "conf", "needs_review", "decided_by"]
-    rows = [[*row, "61110", "0.9", "0", "guess"] for row in ROWS[1:]]
-    write(server.folder / "a.final.csv", [columns, *rows, ["qqq", "en", "61110", "0.9", "0", "guess"]])
-    assert server.begin("a.final.csv", key="hisco") == {"ready": True}
-    for _ in range(10):
-        server.decide(["95410"], next(text for text in iter(lambda: server.ask()["text"], None)))
-    server.save()
-    final = {row["occ1"]: row for row in read(server.folder / "a.final.final.csv")}
-    found = {(row["hisco_1"], row["decided_by"]) for row in final.values()}
-    assert found == {("95410", "Ann"), ("95410", "guess"), ("", "")}
-    assert final["qqq"]["decided_by"] == "Ann" or final["qqq"]["conf"] == ""
-
-
 class Started(Choosing):
     """The same, as a process that Python ends itself."""
 

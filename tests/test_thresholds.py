@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 from helpers import run_here, words, write_csv
-from test_evaluate import VALIDATION, trained  # noqa: F401  a run whose linear decoder knows some rows
+from test_evaluate import VALIDATION
+from test_initial_weights import mixer
 from test_predict import read
 
 from histocc.evaluate import __main__ as evaluate
-from histocc.formatter import BlockyFormatter, hisco_key
+from histocc.formatter import hisco_key
 from histocc.model.confidence import PUBLISHED, Thresholds
-from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 
@@ -53,42 +53,10 @@ def evaluated(model, data, folder, *flags, code=0):
     return None if code else json.loads((folder / "report.json").read_text()), said
 
 
-@pytest.mark.full
-def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
-    content = torch.load(trained / "run" / "best.bin", weights_only=True)
-    model, data = tmp_path / "model.bin", trained / "val.csv"
-    torch.save(content, model)
-    before, said = flat_rows(model, tmp_path, "before.csv")
-    assert "0.5 (the default" in said
-    report, said = evaluated(model, data, tmp_path / "out", "--fit-thresholds")
-    assert f"stored in {model}: " in said and "WARNING: they are fitted on few rows (47)" in said
-    stored = torch.load(model, weights_only=True)
-    best = report["decoders"]["linear"]["thresholds"]["all"]
-    limit, held = best["threshold_f1"], content.get("thresholds") or {}
-    kept = {name: held[name] for name in ("at_least_one", "at_most") if name in held}
-    always = ", and in any case the most probable code" if kept.get("at_least_one") else ""
-    always += f", at most {kept['at_most']} of a text" if kept.get("at_most") else ""
-    # no language has rows enough
-    assert stored["thresholds"] == {"default": limit, "by_language": {}, "source": "fitted", **kept}
-    assert all(torch.equal(value, content["model"][name]) for name, value in stored["model"].items())
-    assert stored["step"] == content["step"]
-    after, said = flat_rows(model, tmp_path, "after.csv")
-    assert f"{limit:g} (fitted)" in said
-    given, _ = flat_rows(model, tmp_path, "given.csv", "--threshold", "0.5")
-    assert given == before and (always or all(float(row["prob_1"]) > limit for row in after if row["prob_1"]))
-    further = [row[name] for row in after for name in row if name in ("prob_2", "prob_3", "prob_4", "prob_5")]
-    assert all(float(probability) > limit for probability in further if probability)
-    again = evaluated(model, data, tmp_path / "again")[0]["decoders"]["linear"]
-    assert again["codes_above"] == f"{limit:g} (fitted){always}"
-    assert again["by_digits"][-1]["over_rows"]["f1"] == pytest.approx(best["f1"])
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """Files of a mixer, a seq2seq model and a flat classifier, with the outputs of the HISCO key."""
-    torch.manual_seed(1)
-    model = Seq2SeqMixerOccCANINE(BlockyFormatter("hisco").num_classes, 1919, config=model_config("tiny"))
-    weights, folder = model.state_dict(), tmp_path_factory.mktemp("published")
+    weights, folder = mixer().state_dict(), tmp_path_factory.mktemp("published")
     seq2seq = {name: value for name, value in weights.items() if not name.startswith("linear_decoder")}
     flat = {
         name.replace("encoder.", "basemodel.", 1).replace("linear_decoder.", "out."): value
