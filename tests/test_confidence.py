@@ -334,26 +334,6 @@ class TestModel:
                 write_csv(sheet, [*rows[0]], [row.values() for row in rows])
         assert "Confidence is not fitted: it takes 200 distinct texts" in found
 
-    def test_few_texts_are_answered_by_fits_without_them(self, tmp_path):
-        """Those of a model in closed form, which knows the texts that it was fitted to."""
-        write_rows(sample_rows(260, 3), str(tmp_path / "rows.csv"))
-        how = words("--prior none --formatter hisco --language-col lang --device cpu --target-cols")
-        how += ["hisco_1", "hisco_2", "hisco_3", "--dataset", tmp_path / "rows.csv"]
-        said = run_here(finetune.main, *how, "--save-path", tmp_path / "run")
-        [folder] = glob.glob(str(tmp_path / "run" / "prepared" / "*"))
-        data = PreparedData.open(folder)
-        held = checkpoint.load(str(tmp_path / "run" / "last.bin"))["confidence"]
-        accuracy, number = held["accuracy"]["flat"], len(np.unique(data.train.text_hash))
-        assert f"{100 * accuracy:.1f} % of {number} texts that the model has not seen got exactly" in said
-        levels = {f"level {name}" for name in (1, 2, 3, 4, "hisclass", "hisclass_5", "socpo", "hiscam")}
-        assert held["texts"] == number and {*held["maps"]} == {"flat", *OUTPUTS, *levels}
-        coder = Coder.load(str(tmp_path / "run"))
-        coder.trained = None  # or the rows of the training would answer
-        coded = coder.code(data.train.strings(np.arange(len(data.train))), ["en"] * len(data.train))
-        codes = [{data.codes[i] for i in row if i >= 0} for row in data.train.codes.tolist()]
-        known = np.mean([{*one.codes} == true for one, true in zip(coded, codes)])
-        assert accuracy < 0.6 < 0.8 < known
-
     def test_fewer_than_200_texts_are_said_and_nothing_is_fitted(self, trained, tmp_path):
         write_rows(sample_rows(40, 3), str(tmp_path / "rows.csv"))
         how = ["--output", tmp_path / "report", "--device", "cpu", "--fit-confidence"]

@@ -1,6 +1,4 @@
-"""`predict --draws`: codes are drawn as often as their probabilities say, the same for any processes and any
-order of the rows. The rules of the page pool them.
-"""
+"""`predict --draws`: codes are drawn as often as their probabilities say; the rules of the page pool them."""
 
 import math
 import re
@@ -30,9 +28,7 @@ CODES = ["61110", "61220", "77610", "83110", "99910"]
 
 
 def draws_of(probs, answer, conf, at_most, number=4000, source="model", unsure=0.0):
-    """Return (how often each set of codes is drawn, cells after the draws) of a text. unsure: how uncertain
-    the map of confidence is.
-    """
+    """Return (how often each set of codes is drawn, cells after the draws). unsure: of the map, how much."""
     coder = SimpleNamespace(
         confidence=Confidence(1, {"flat": [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, unsure]}),
         formatter=SimpleNamespace(kind="hisco"),

@@ -1,6 +1,4 @@
-"""`python -m histocc.evaluate` and `histocc.evaluate.evaluate`: the same figures as training, on any number
-of processes, and nothing vanishes in silence.
-"""
+"""Evaluation: the same figures as training, on any number of processes; nothing vanishes in silence."""
 
 import importlib.util
 import json
@@ -49,9 +47,7 @@ VALIDATION += [VALIDATION[3]] * 6 + [(VALIDATION[4][0].upper(), *VALIDATION[4][1
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folder with run/, first/ and val.csv: models that code some of the validation rows, which repeat texts,
-    and not others.
-    """
+    """Folder with run/, first/ and val.csv, whose rows repeat texts; the models code some of them."""
     folder = tmp_path_factory.mktemp("evaluate")
     rows = [
         (f"{title} of {('leeds', 'york', 'hull')[i % 3]} {i}", code, "", ("en", "da")[i % 2])
@@ -83,9 +79,7 @@ ROWS_OF_SOURCES = (
 
 @pytest.fixture(scope="module")
 def tested(tmp_path_factory):
-    """(folder with data.csv and run/, the report on the test part of that, what was said): n-grams alone, and
-    the texts of a source and a share of the others are the test.
-    """
+    """(folder with data.csv and run/, the report on its test part, what was said); a source is in it."""
     folder = tmp_path_factory.mktemp("tested")
     data = write_csv(folder / "data.csv", *ROWS_OF_SOURCES)
     flags = ["--dataset", data, "--device", "cpu", "--share-test", 0.3, "--leave-out", "source=Lund"]

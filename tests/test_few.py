@@ -1,6 +1,4 @@
-"""Runs with few texts, which are learned in closed form on the answers of another model: the mathematics, the
-files of a run, and what coding with them gives.
-"""
+"""Runs with few texts, learned in closed form on another model's answers: mathematics, files, coding."""
 
 import os
 import shutil
@@ -348,7 +346,7 @@ def test_the_model_holds_its_prior(trained, prior, tmp_path):
     exports = {"published": tmp_path / "a" / "model.bin", "safetensors": tmp_path / "b" / "model.safetensors"}
     shutil.copy(trained[0] / "best.bin", tmp_path / "alone.bin")
     prior.rename(prior.with_name("gone"))
-    texts = [row[0] for row in sample_rows(50, 6)]
+    texts = [row[0] for row in (*sample_rows(50, 6), *own_rows(20))]
     try:
         for form, path in exports.items():
             run_here(export.main, tmp_path / "alone.bin", "--to", form, path)
@@ -359,7 +357,7 @@ def test_the_model_holds_its_prior(trained, prior, tmp_path):
         prior.with_name("gone").rename(prior)
     assert found == found[:1] * 4 and len({row["hisco_1"] for row in found[0]}) > 10
     assert seen == seen[:1] * 4 and len(seen[0]) > 150
-    other = Coder.load(str(prior)).code(texts, ["en"] * 50)
+    other = Coder.load(str(prior)).code(texts, ["en"] * len(texts))
     assert [one.codes for one in other] != [[row["hisco_1"]] for row in found[0]]
 
 

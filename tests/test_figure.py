@@ -1,6 +1,4 @@
-"""The figure of a model is the same wherever it stands: on the screen of the run, in its card, in the report
-of the same texts, for `watch`, in Python, and in what `predict` says.
-"""
+"""The figure of a model is the same wherever it stands: on the screen, in cards, in reports, in Python."""
 
 import re
 

@@ -1,5 +1,4 @@
-"""Both decoders together: `linear_share` in the search, in coding, in files of models and in the
-evaluation."""
+"""Both decoders together: `linear_share` in the search, in coding, in files and in the evaluation."""
 
 import itertools
 import json
@@ -52,8 +51,7 @@ def make_model(formatter, codes: int, ngrams: dict | None = None) -> Seq2SeqMixe
 
 
 def mixture(model, ids, mask, codes, formatter, share: float) -> torch.Tensor:
-    """Log-probability of each code by both decoders, one code after the other through the decoder, [B,
-    codes]."""
+    """Log-probability of each code by both decoders, [B, codes]; the plain way."""
     with torch.no_grad():
         linear = model.classify(model.encode(ids, mask)[1]).log_softmax(1)
     scores = (1 - share) * plain(model, ids, mask, codes, formatter).log() + share * linear
@@ -162,9 +160,7 @@ def log_probs(model) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def rows(model) -> list[tuple[str, str, str]]:
-    """Every second text has the code that both decoders rank first with the share 0.7, others what one of
-    them does, or two codes; some texts stand twice.
-    """
+    """Every second text has the code that both rank first, others that of one, or two; some stand twice."""
     written, linear = log_probs(model)
     best = [((1 - share) * written + share * linear).argsort(1)[:, ::-1] for share in (0.7, 0.0, 1.0)]
     rows = []
@@ -176,8 +172,7 @@ def rows(model) -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def evaluated(model, rows, tmp_path_factory):
-    """(folder of the run and of val.csv, report): thresholds that make the linear decoder answer with
-    none to several codes."""
+    """(folder of the run and of val.csv, report, what was said)."""
     folder = tmp_path_factory.mktemp("both")
     table = {"default": LIMIT, "by_language": {}, "source": "fitted", "at_least_one": True}
     saved(folder / "run", model, thresholds=table)

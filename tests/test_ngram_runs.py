@@ -1,6 +1,4 @@
-"""Runs whose model has n-grams, or nothing else, with real processes: same result on any number, resumed to
-the bit, handed on, exported.
-"""
+"""Runs whose model has n-grams: the same on any processes, resumed to the bit, handed on, exported."""
 
 import json
 import re
@@ -11,8 +9,6 @@ import pytest
 import torch
 from helpers import (
     DEFAULT,
-    FINETUNE,
-    TRAIN_MIXER,
     all_tests,
     read_logs,
     run,
@@ -69,7 +65,7 @@ def test_the_fit_is_the_same_on_any_number_of_processes_and_threads(tmp_path):
     said = {1: run_here(finetune.main, *flags, tmp_path / "1")}
     torch.set_num_threads(threads)
     for number in (2, 4) if all_tests() else (2,):
-        said[number] = run(FINETUNE, *flags, tmp_path / str(number), processes=number)
+        said[number] = run("finetune.py", *flags, tmp_path / str(number), processes=number)
     states = {number: load(tmp_path / str(number) / "last.bin") for number in said}
     assert states[1]["config"]["encoder"] is False
     for number, state in states.items():
@@ -83,24 +79,20 @@ def test_the_fit_is_the_same_on_any_number_of_processes_and_threads(tmp_path):
 
 @pytest.fixture(scope="module")
 def runs(files, tmp_path_factory):
-    """(folder, flags) of a whole run with dropout. Three processes under --all: the order in which gradients
-    are summed decides the last bit, and two can be summed in one order alone.
-    """
+    """(folder, flags) of a whole run with dropout. Two processes sum gradients in one order alone."""
     folder = tmp_path_factory.mktemp("resume")
     common = [*files, *WITH_NGRAMS, "--dropout", 0.1, "--encoder-dropout", 0.1, "--num-epochs", 1]
     common += ["--global-batch-size", 12, "--ngram-passes", 2, "--save-interval", 1000]
     flags = [*common, "--save-dir", folder / "whole"]
-    run(TRAIN_MIXER, *flags, processes=3) if PROCESSES else run_here(train_mixer.main, *flags)
+    run("train_mixer.py", *flags, processes=3) if PROCESSES else run_here(train_mixer.main, *flags)
     return folder, common
 
 
 def test_a_fit_that_is_killed_continues_to_the_bit(runs, tmp_path):
-    """In the middle of its second part; whoever is killed has said the step of the last save before. What was
-    put in the place of its file is noticed.
-    """
+    """In the middle of its second part. What was put in the place of its file is noticed."""
     log, flags = tmp_path / "log", [*runs[1], "--save-interval", 1, "--save-dir", tmp_path / "run"]
     log.touch()
-    processes = start_forked(TRAIN_MIXER, flags + ["--distributed"] * bool(PROCESSES), log, PROCESSES)
+    processes = start_forked("train_mixer.py", flags + ["--distributed"] * bool(PROCESSES), log, PROCESSES)
     wait_until(lambda: log.read_text().count("Saved ngrams.bin of step 1:") > 1, log.read_text, 100)
     for process in processes:
         process.kill()
@@ -113,7 +105,7 @@ def test_a_fit_that_is_killed_continues_to_the_bit(runs, tmp_path):
         torch.save(other, changed / "ngrams.bin")
         *_, said = prepared(runs[1], changed)
         assert "the fit starts over" in said and "Fitted in" in said, said
-    output = run(TRAIN_MIXER, *flags, processes=PROCESSES)
+    output = run("train_mixer.py", *flags, processes=PROCESSES)
     assert "The fit continues" in output
     assert same(load(folder / "last.bin")["model"], load(whole)["model"])
     assert not (folder / "ngrams.bin").exists() and read_logs(folder)[0]["step"] == 0

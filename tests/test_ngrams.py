@@ -20,27 +20,11 @@ from histocc.model.ngrams import ASCII_CASE, PATTERNS, WITH_CELL, WORDS, Ngrams,
 from histocc.text import encode, join_columns
 
 MASK = (1 << 64) - 1
-TEXTS = [
-    "farmer",
-    "Farm servant",
-    "wine  merchant",
-    "væver",
-    "smed og gårdmand",
-    "a",
-    "a b c",
-    " blank first",
-    "x" * 40,
-    "servant of a farmer, ret.",
-    "FARMER AND SMITH",
-    "RÄÄTÄLIN KISÄLLI",
-    "ΕΡΓΆΤΗΣ ΓΗΣ",
-    "ШЛОСЕР",
-    "no. 12/b [SEP] here",
-    "tjenestepige hos smeden",
-    "漁師 と 農民",
-    "\U0001f600 emoji",
-    "aa aaa aaaa aaaaa",
-]
+TEXTS = (
+    "farmer|Farm servant|wine  merchant|væver|smed og gårdmand|a|a b c| blank first|" + "x" * 40 + "|"
+    "servant of a farmer, ret.|FARMER AND SMITH|RÄÄTÄLIN KISÄLLI|ΕΡΓΆΤΗΣ ΓΗΣ|ШЛОСЕР|no. 12/b [SEP] here|"
+    "tjenestepige hos smeden|漁師 と 農民|\U0001f600 emoji|aa aaa aaaa aaaaa"
+).split("|")
 
 
 def ngrams_of(text: str) -> list[tuple[str, str]]:
@@ -287,8 +271,7 @@ def texts_of(data: PreparedData) -> list[str]:
 
 
 def frequencies(data: PreparedData) -> tuple[Counter, int]:
-    """In how many distinct texts each hash occurs, and how many texts there are; of equal ones the first
-    counts."""
+    """In how many distinct texts each hash occurs, and their number; of equal ones the first counts."""
     distinct = {}
     for text in texts_of(data):
         distinct.setdefault(" ".join(text.casefold().split()), text)

@@ -1,6 +1,4 @@
-"""Runs without an encoder, whose model has n-grams alone: the fit is all of them, unless steps are asked for;
-they are resumed, handed on, exported.
-"""
+"""Runs of n-grams alone: the fit is all, unless steps are asked for; resumed, handed on, exported."""
 
 import os
 import re

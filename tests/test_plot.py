@@ -101,7 +101,6 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
         ([one, one], "name its file with --output"),
         ([one, "--output", "x.pdf"], "choose a name that ends in .png"),
         ([str(tmp_path)], "is neither a run (no logs.csv) nor an evaluation (no report.json)"),
-        ([str(tmp_path / "nothing")], "is neither a run"),
         ([empty], f"{empty}: nothing to draw: no curve has two points"),
         ([one, begun, "--output", "x.png"], f"{begun}: nothing to draw"),
         ([one, str(report.parent), "--output", "x.png"], "draw them separately"),

@@ -1,6 +1,4 @@
-"""Coding a file: what comes out, in which order, through interruptions and on several processes; and what is
-refused.
-"""
+"""Coding a file: what comes out, through interruptions and on several processes; and what is refused."""
 
 import itertools
 import json
@@ -9,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import unittest.mock
 from types import SimpleNamespace
@@ -17,19 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    PIPED,
-    TINY,
-    all_tests,
-    command,
-    environment,
-    read,
-    run,
-    run_here,
-    wait_until,
-    write_csv,
-    write_rows,
-)
+from helpers import TINY, all_tests, read, run, run_here, start_forked, wait_until, write_csv, write_rows
 
 import finetune
 from histocc.formatter import ANSWER, CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
@@ -56,9 +41,8 @@ def make_model(memory_mask: bool = True, formatter=None, ngrams=None) -> Seq2Seq
     """Writes none to five codes, depending on the text."""
     torch.manual_seed(11)
     tokens = (formatter or hisco_blocky5()).num_classes
-    model = Seq2SeqMixerOccCANINE(
-        tokens, len(CODES), config=model_config("tiny", **SMALL), memory_mask=memory_mask, ngrams=ngrams
-    ).eval()
+    how = {"config": model_config("tiny", **SMALL), "memory_mask": memory_mask, "ngrams": ngrams}
+    model = Seq2SeqMixerOccCANINE(tokens, len(CODES), **how).eval()
     with torch.no_grad():
         model.decoder.head.weight.mul_(3)
         model.decoder.head.bias[PAD_IDX] += 2
@@ -484,8 +468,12 @@ def test_a_new_decoder_is_an_entry_and_a_method(model, tmp_path):
 def test_a_text_gets_the_same_in_any_batch_and_once(decoder):
     texts = [f"{'x' * length} smed {length}" for length in (5, 90, 17, 40, 8, 60, 33, 5, 100, 21, 70)]
     batches = []
-    options = {"precision": Precision("float64"), "check": lambda: batches.append(1)}
-    coder = small_coder(batch_size=4, **options)
+
+    def check():
+        batches.append(1)
+        coder.batch_size = 1  # as another thread may; it counts from the next call on
+
+    coder = small_coder(batch_size=4, precision=Precision("float64"), check=check)
     together = coder.code(texts * 9, ["unk"] * len(texts) * 9, decoder)
     assert len(batches) == 3 and together[: len(texts)] * 9 == together
     half = small_coder(precision=Precision("bf16")).code(texts, ["unk"] * len(texts), decoder)
@@ -509,12 +497,12 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     assert whole.count(b"\n") > 5_000
 
     again, parts = flags(model, source, tmp_path / "again.csv", missing), tmp_path / "again.csv.parts"
-    line = command("histocc.predict", *again, "--device", "cpu")
-    interrupted = subprocess.Popen(line, env=environment(), **PIPED)
+    (tmp_path / "log").touch()
+    [interrupted] = start_forked("histocc.predict", [*again, "--device", "cpu"], tmp_path / "log")
     wait_until((parts / "000000.part").exists)
-    interrupted.send_signal(signal.SIGTERM)
-    said = interrupted.communicate(timeout=60)[0]
-    assert interrupted.returncode == 0 and "Stopped by SIGTERM" in said, said
+    interrupted.terminate()
+    interrupted.join(60)
+    assert interrupted.exitcode == 0 and "Stopped by SIGTERM" in (tmp_path / "log").read_text()
     there = sorted(path.name for path in parts.glob("*.part"))
     assert there and len(there) < 3 and not (tmp_path / "again.csv").exists()
     assert "other settings (decoder" in refused(*again, "--decoder", "flat")

@@ -1,6 +1,4 @@
-"""What a run in closed form makes of odd priors and odd rows, and what becomes of its model elsewhere: priors
-of other kinds and systems, one label, contradictions, great weights, long texts, exports, processes.
-"""
+"""What a run in closed form makes of odd priors and odd rows, and what becomes of its model elsewhere."""
 
 import signal
 
@@ -65,6 +63,7 @@ def test_priors_that_cannot_be_one_are_named(made, tmp_path):
         ("old", ("--model-size", "tiny"), "--prior is for models without encoder"),
         ("old", ("--initial-checkpoint", folder / "old"), "--prior is for models without encoder"),
         ("old", ("--max-steps", 1), "omit --prior"),
+        ("old", ("--ngrams", 8), "omit --prior"),
     ):
         said = learned(tmp_path / "run", *flags, folder / name, *flag, code=2)
         assert why in said and str(folder / name) in said or "--prior is for" in said, said
@@ -132,9 +131,7 @@ def test_priors_of_other_systems_and_languages(made, tmp_path, kind, codes):
 
 @pytest.mark.parametrize("prior", ["none", "old"])
 def test_rows_that_teach_little(made, tmp_path, prior):
-    """One row, one code, one text, contradictions, texts of two languages, texts without a letter, two texts.
-    Texts that say nothing have no code.
-    """
+    """Texts that say nothing have no code."""
     name = prior if prior == "none" else made[0] / prior
     cases = {
         "one": [("pilot", "04220", "en")],

@@ -284,9 +284,7 @@ TWO = [
 
 
 def test_svm_is_that_of_repeated_rows():
-    """Weights against the rows themselves, one-vs-rest by scikit-learn; letters beyond ASCII; columns, each
-    of length 1; one code alone; several codes if rows have several.
-    """
+    """Weights against the rows themselves, one-vs-rest; columns of length 1; one code; several codes."""
     pytest.importorskip("sklearn")
     from scipy.sparse import hstack
     from sklearn.feature_extraction.text import TfidfVectorizer

@@ -132,6 +132,17 @@ def test_the_page_by_its_keys(folder, browser):
     assert (row["unsure"], row["note"]) == ("?", "x")
 
 
+def decide_by_keys(browser, code_of, count):
+    """Take the code of each text that is shown by its number, or write it into the search."""
+    for decided in range(count):
+        browser.wait("typeof text !== 'undefined' && !!text")
+        text, choices = browser.value("[text.text, text.choices.map(choice => choice.code)]")
+        code = code_of(text)
+        for key in str(choices.index(code) + 1) if code in choices else ["/", *code, "Enter"]:
+            browser.press(key)
+        browser.wait(f"visited.length === {decided + 1} && (!text || text.text !== {text!r})")
+
+
 @pytest.mark.full
 def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
     """By the five commands of docs/review.md, decisions by keys, and the command of the last."""
@@ -145,17 +156,11 @@ def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
     ]
     first, apply, train, predict, second = commands
 
-    def decide_by_keys(command, count):
+    def decide(command, count):
         """Return the words of the command that applies the decisions."""
         with Serving(tmp_path, *command[4:], coded=command[3], decisions=None) as server:
             browser.open(server.address)
-            for decided in range(count):
-                browser.wait("text")
-                text, choices = browser.value("[text.text, text.choices.map(choice => choice.code)]")
-                code = TRADES[text.split()[1]]
-                for key in str(choices.index(code) + 1) if code in choices else ["/", *code, "Enter"]:
-                    browser.press(key)
-                browser.wait(f"text.text !== '{text}' && visited.length === {decided + 1}")
+            decide_by_keys(browser, lambda text: TRADES[text.split()[1]], count)
             words = server.end()[0]
         return words[words.index("apply") :]
 
@@ -164,12 +169,12 @@ def test_from_a_table_without_codes_to_the_final_file(tmp_path, browser):
         assert all(row["hisco_1"] == TRADES[text.split()[1]] for text, row in found.items())
         return Counter(row["decided_by"] for row in found.values())
 
-    decide_by_keys(first, 16)
+    decide(first, 16)
     run(*apply[2:], "--guesses", "none")
     assert deciders("final.csv") == {"Ann": 16, "guess": 16}
     run_script("histocc", *train[1:], "--device", "cpu")
     run_script("histocc", *predict[1:], "--device", "cpu")
-    run(*decide_by_keys(second, 2))
+    run(*decide(second, 2))
     assert deciders("coded.final.csv") == {"Ann": 18, "guess": 14}
 
 

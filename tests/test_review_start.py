@@ -11,7 +11,7 @@ import sys
 import pytest
 from helpers import environment, free_port, wait_until
 from test_review import read, run, write
-from test_review_browser import browser, chromium  # noqa: F401
+from test_review_browser import browser, chromium, decide_by_keys  # noqa: F401
 from test_review_page import PLACES, TRADES, Serving, start_server
 
 from histocc.data.rows import read_columns
@@ -99,9 +99,6 @@ def test_nothing_outside_the_folder_is_read_or_written(server):
         if name:
             assert "not a table" in server.request(400, start={"table": "in.csv", "key": name})["error"]
     before = {path: path.read_bytes() for path in folder.parent.rglob("*.csv")}
-    at = server.address.replace("/" + server.address.split("/")[3], "/wrong")
-    assert server.send(at)[0] == server.send(at + "api", {"table": "in.csv"})[0] == 403
-    assert server.send(content={"table": "in.csv"}, Origin="http://evil.example")[0] == 403
     assert server.send(server.address + "key.json")[0] == 403
     elsewhere = {"decisions": f"{folder.parent}/x.csv", "known": str(outside), "training_data": "../x.csv"}
     # these flags are not the page's
@@ -378,12 +375,7 @@ def test_from_nothing_to_a_coded_workbook_by_keys(tmp_path, browser):  # noqa: F
             browser.press(letter)
         browser.value(shown("begin", "click()"))
         wait_until(lambda: browser.value("typeof windowName !== 'undefined' && !!text"), seconds=600)
-        for decided in range(60):
-            text, choices = browser.value("[text.text, text.choices.map(choice => choice.code)]")
-            code = texts[text]
-            for key in str(choices.index(code) + 1) if code in choices else ["/", *code, "Enter"]:
-                browser.press(key)
-            browser.wait(f"visited.length === {decided + 1} && (!text || text.text !== {text!r})")
+        decide_by_keys(browser, texts.__getitem__, 60)
         browser.value(shown("export", "click()"))
         wait_until(lambda: "Cite" in browser.value(shown("exported", "textContent")), seconds=300)
     columns = ["occupation", "hisco_1", "decided_by"]

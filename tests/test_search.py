@@ -4,13 +4,7 @@ import pytest
 import torch
 from test_predict import SMALL
 
-from histocc.formatter import (
-    BOS_IDX,
-    CodeError,
-    construct_general_purpose_formatter,
-    hisco_blocky5,
-    occ1950_blocky2,
-)
+from histocc.formatter import BOS_IDX, BlockyFormatter, CodeError, hisco_blocky5, occ1950_blocky2
 from histocc.model import search
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.search import CodeSearch, CodeTrie
@@ -21,11 +15,11 @@ KEYS = {
     "hisco": (hisco_blocky5(), HISCO),
     "occ1950": (occ1950_blocky2(), ["000", "123", "124", "905", "130", "999", "100"]),
     "general": (
-        construct_general_purpose_formatter(4, ["x_1", "x_2"], allow_short=True),
+        BlockyFormatter("gpf", ["x_1", "x_2"], block_size=4, allow_short=True),
         ["1", "12", "123", "1234", "1a", "b", "-1", "?", "12.3", "zz"],
     ),
     "tokens": (
-        construct_general_purpose_formatter(3, ["x_1"], use_within_block_sep=True, allow_short=True),
+        BlockyFormatter("gpf", ["x_1"], block_size=3, use_within_block_sep=True, allow_short=True),
         ["10,2", "10", "10,2,-1", "999,3", "3"],
     ),
 }

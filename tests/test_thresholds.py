@@ -1,6 +1,4 @@
-"""Which outputs of the linear decoder count: published thresholds, fitted ones, the usual one, and those that
-are given.
-"""
+"""Which outputs of the linear decoder count: published, fitted, usual and given thresholds."""
 
 import json
 
