@@ -104,10 +104,6 @@ def test_titles_are_cut_short_as_registers_do_it_unless_two_codes_could_be_meant
     assert sum(text.startswith("frånskild ") for text, *_, code in table if code[0] != "-") > 100
 
 
-def make(folder):
-    making.main(folder)
-
-
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     """A built-in model of few titles, made by processes that are forked from this one, and their number."""
@@ -122,7 +118,8 @@ def small(monkeypatch, tmp_path):
 
     @contextlib.contextmanager
     def started(line, **_):
-        processes = [multiprocessing.get_context("fork").Process(target=make, args=line[-1:]) for _ in "ab"]
+        fork = multiprocessing.get_context("fork").Process
+        processes = [fork(target=making.main, args=line[-1:]) for _ in "ab"]
         for process in processes:
             process.start()
         for process in processes:

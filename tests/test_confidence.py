@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, read, run, run_here, words, write_csv
+from helpers import DEFAULT, read, run, run_here, words, write_csv
 
 import finetune
 from histocc import OccCANINE
@@ -124,10 +124,7 @@ def test_flat_is_taken_unless_another_is_ahead_by_a_standard_error(gains, losses
 
 
 SHARE = 0.75
-FLAGS = [
-    *TINY[:-2],
-    *words("--ngram-passes 2 --target-cols hisco_1 hisco_2 hisco_3 --formatter hisco --language-col lang"),
-]
+FLAGS = words("--ngram-passes 2 --target-cols hisco_1 hisco_2 hisco_3 --formatter hisco --language-col lang")
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +139,8 @@ def trained(tmp_path_factory):
 
 
 def flags(folder, share=SHARE):
-    return ["--dataset", folder / "rows.csv", *FLAGS, "--share-val", share, "--save-path", folder / "run"]
+    given = ["--dataset", folder / "rows.csv", "--save-path", folder / "run", "--share-val", share]
+    return [*given, *DEFAULT, *FLAGS]
 
 
 def coded(folder, name, *more):

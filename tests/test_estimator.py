@@ -185,9 +185,8 @@ class OfNumbers(OccupationClassifier):
         return tags
 
     def _words(self, X):
-        return [
-            " ".join(f"{'abcdefghij'[j % 10]}{x:.1f}" for j, x in enumerate(row)) for row in np.asarray(X)
-        ]
+        rows = ((f"{'abcdefghij'[j % 10]}{x:.1f}" for j, x in enumerate(row)) for row in np.asarray(X))
+        return list(map(" ".join, rows))
 
     def fit(self, X, y):
         return super().fit(self._words(X), y)
@@ -196,23 +195,18 @@ class OfNumbers(OccupationClassifier):
         return super()._coded(self._words(X), choices)
 
 
-OTHERS = {  # checks that texts and labels of any kind do not meet
-    "check_n_features_in_after_fitting": "columns have names, no number",
-    "check_n_features_in": "columns have names, no number",
-    "check_complex_data": "all numbers are words here",
-    "check_dtype_object": "all cells are words here",
-    "check_estimators_nan_inf": "all numbers are words here",
-    "check_estimators_empty_data_messages": "a row of no words is an empty text",
-    "check_estimator_sparse_tag": "texts are in no sparse matrix",
-    "check_estimator_sparse_array": "texts are in no sparse matrix",
-    "check_estimator_sparse_matrix": "texts are in no sparse matrix",
-    "check_classifiers_train": "a text may have more words than those of the training",
-    "check_classifiers_regression_target": "0.5 is a label, too",
-    "check_supervised_y_2d": "a table is several labels for each row",
-    "check_fit1d": "the words of these tests are made from tables",
-    "check_fit2d_predict1d": "the words of these tests are made from tables",
-    "check_requires_y_none": "its message is our own",
+REASONS = {  # for checks that texts and labels of any kind do not meet
+    "columns have names, no number": "n_features_in_after_fitting n_features_in",
+    "all numbers and cells are words here": "complex_data dtype_object estimators_nan_inf",
+    "a row of no words is an empty text": "estimators_empty_data_messages",
+    "texts are in no sparse matrix": "estimator_sparse_tag estimator_sparse_array estimator_sparse_matrix",
+    "a text may have more words than those of the training": "classifiers_train",
+    "0.5 is a label, too": "classifiers_regression_target",
+    "a table is several labels for each row": "supervised_y_2d",
+    "the words of these tests are made from tables": "fit1d fit2d_predict1d",
+    "its message is our own": "requires_y_none",
 }
+OTHERS = {f"check_{name}": reason for reason, names in REASONS.items() for name in names.split()}
 
 
 @pytest.mark.full

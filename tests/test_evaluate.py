@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from helpers import DEFAULT, REPO, TITLES, read, read_logs, run, run_here, words, write_csv
+from helpers import DEFAULT, REPO, TITLES, read, read_logs, run_here, words, write_csv
 from test_predict import CODES, make_model
 
 import finetune
@@ -33,15 +33,10 @@ from histocc.runtime.errors import UserError
 from histocc.text import text_hashes
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
-VALIDATION = [
-    (
-        f"{TITLES[i % 8][0]} of {('leeds', 'york')[i % 2]}",
-        TITLES[i % 8 if i % 5 else (i + 1) % 8][1],
-        TITLES[(i + 3) % 8][1] if i % 7 == 6 else "",
-        ("en", "da")[i % 2],
-    )
-    for i in range(40)
-]
+TEXTS = [f"{TITLES[i % 8][0]} of {('leeds', 'york')[i % 2]}" for i in range(40)]
+FIRST = [TITLES[i % 8 if i % 5 else (i + 1) % 8][1] for i in range(40)]
+SECOND = [TITLES[(i + 3) % 8][1] if i % 7 == 6 else "" for i in range(40)]
+VALIDATION = list(zip(TEXTS, FIRST, SECOND, ["en", "da"] * 20))
 VALIDATION += [VALIDATION[3]] * 6 + [(VALIDATION[4][0].upper(), *VALIDATION[4][1:])]
 
 
@@ -62,19 +57,10 @@ def trained(tmp_path_factory):
     return folder
 
 
-ROWS_OF_SOURCES = (
-    ("occ1", "hisco_1", "lang", "source"),
-    [  # a text in five has a code that nobody can know
-        (
-            f"{TITLES[i % 8][0]} of {('leeds', 'york')[i % 2]} {i // 16}",
-            code,
-            "en",
-            ("Lund", "Åbo")[i % 64 > 15],
-        )
-        for i in range(400)
-        for code in [TITLES[(i + (i // 16 % 5 == 0)) % 8][1]]
-    ],
-)
+NUMBERED = [f"{TITLES[i % 8][0]} of {('leeds', 'york')[i % 2]} {i // 16}" for i in range(400)]
+CODED = [TITLES[(i + (i // 16 % 5 == 0)) % 8][1] for i in range(400)]  # one in five is a code nobody can know
+SOURCES = [("Lund", "Åbo")[i % 64 > 15] for i in range(400)]
+ROWS_OF_SOURCES = ["occ1", "hisco_1", "lang", "source"], list(zip(NUMBERED, CODED, ["en"] * 400, SOURCES))
 
 
 @pytest.fixture(scope="module")
@@ -160,29 +146,6 @@ class TestFigures:
         for each in levels:
             value, low, high = (f"{100 * x:.1f}" for x in each["over_texts"]["accuracy"])
             assert re.search(rf"\| digits: {each['digits']} \|[ \d|]+ {value} \({low}–{high}\) \|", text)
-
-
-@pytest.mark.processes
-@pytest.mark.full
-def test_two_processes_write_the_same_report(trained, report, tmp_path):
-    said = run("histocc.evaluate", *files(trained, tmp_path / "two", "--batch-size", 8), processes=2)
-    assert said.count("Report: ") == 1
-    other = json.loads((tmp_path / "two" / "report.json").read_text(encoding="utf-8"))
-
-    def leaves(value, where=""):
-        """Values by their path; of a list by number."""
-        value = dict(enumerate(value)) if isinstance(value, list) else value
-        items = value.items() if isinstance(value, dict) else ()
-        inner = {path: leaf for name, each in items for path, leaf in leaves(each, f"{where}/{name}").items()}
-        return inner or {where: value}
-
-    other["made_by"]["date"] = report["made_by"]["date"]
-    ours, theirs = leaves(report), leaves(other)
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        # batches of another size round otherwise
-        close = pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
-        assert theirs[name] == close, name
 
 
 class TestCall:

@@ -30,6 +30,7 @@ IDS, MASK = map(torch.from_numpy, encode(TEXTS, ENGLISH))
 FOUND, THERE, _ = hash_ngrams(IDS)
 HASHES = FOUND[THERE].unique()
 LIMIT = 0.9  # threshold of the linear decoder: none to several codes
+FITTED = {"default": LIMIT, "by_language": {}, "source": "fitted", "at_least_one": True}
 NGRAMS = {"rows": len(HASHES), "width": 16}
 
 
@@ -174,8 +175,7 @@ def rows(model) -> list[tuple[str, str, str]]:
 def evaluated(model, rows, tmp_path_factory):
     """(folder of the run and of val.csv, report, what was said)."""
     folder = tmp_path_factory.mktemp("both")
-    table = {"default": LIMIT, "by_language": {}, "source": "fitted", "at_least_one": True}
-    saved(folder / "run", model, thresholds=table)
+    saved(folder / "run", model, thresholds=FITTED)
     write_csv(folder / "val.csv", ("occ1", "hisco_1", "hisco_2"), rows)
     return folder, *run_evaluation(folder, "out", "--batch-size", 16)
 
@@ -217,14 +217,12 @@ class TestEvaluation:
         assert f"Both decoders together: {100 * over_texts:.1f} % of texts, macro-F1 " in said
 
     def test_fitted_thresholds_keep_what_else_the_model_says(self, evaluated, model, tmp_path):
-        run_folder = tmp_path / "run"
         (tmp_path / "val.csv").write_bytes((evaluated[0] / "val.csv").read_bytes())
-        table = {"default": LIMIT, "by_language": {}, "source": "fitted", "at_least_one": True}
-        saved(run_folder, model, thresholds=table, linear_share=0.2)
+        saved(tmp_path / "run", model, thresholds=FITTED, linear_share=0.2)
         found, said = run_evaluation(tmp_path, "again", "--fit-thresholds")
-        state = models.load_model(str(run_folder))[2]
+        state = models.load_model(str(tmp_path / "run"))[2]
         best = found["decoders"]["linear"]["thresholds"]["all"]["threshold_f1"]
-        assert state["thresholds"] == table | {"default": best} and "Thresholds stored in" in said
+        assert state["thresholds"] == FITTED | {"default": best} and "Thresholds stored in" in said
         assert f"WARNING: they are fitted on few rows ({found['data']['rows']})" in said
         assert state["linear_share"] == 0.2
 

@@ -17,6 +17,8 @@ import torch
 from helpers import TINY, all_tests, read, run, run_here, start_forked, wait_until, write_csv, write_rows
 
 import finetune
+from histocc import export
+from histocc.evaluate.__main__ import evaluate
 from histocc.formatter import ANSWER, CLASSES, PAD_IDX, hisco_blocky5, hisco_classes, occ1950_blocky2
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import PATTERNS, hash_ngrams
@@ -385,6 +387,39 @@ def test_decisions_count_next_to_an_empty_column_of_the_training(tmp_path):
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], [("smed", "da")])
     said = predict_here(*flags(model, source, tmp_path / "out.csv", "--known", known))
     assert "final.csv: 1 known text\n" in said and read(tmp_path / "out.csv")[0]["hisco_1"] == "22222"
+
+
+@pytest.mark.full
+def test_names_are_codes_in_every_command(tmp_path):
+    names = ["Fruit juice", "R&D", "bread & rolls", "rice, pasta", "Καφές", "0110"]
+    words, header = ["juice", "lab", "loaf", "noodle", "coffee", "soldier"], ["occ1", "CODE_1", "CODE_2"]
+    rows = [(f"{word} {i}", name, "") for i in range(12) for word, name in zip(words, names)]
+    rows += [(f"loaf with coffee {i}", "bread & rolls", "Καφές") for i in range(12)]
+    data, folder = write_csv(tmp_path / "data.csv", header, rows), tmp_path / "run"
+    columns = ["--target-cols", *header[1:], "--share-val", 0, "--device", "cpu", "--seq2seq-weight", 0.1]
+    said = run_here(finetune.main, "--dataset", data, *columns, "--save-path", folder)
+    assert "Codes: 6 classes of 3 to 13 characters (classes, columns CODE_1, CODE_2)" in said
+    run_here(export.main, folder, tmp_path / "a.bin", "--to", "published")
+    known = write_csv(tmp_path / "known.csv", header[:2], [("juice 1", "110"), ("lab 1", "bread & rolls")])
+    for decoder in ("flat", "greedy"):
+        for model, output in ((folder, "own.csv"), (tmp_path / "a.bin", "exported.csv")):
+            source = write_csv(tmp_path / "in.csv", header[:1], [row[:1] for row in rows])
+            more = ["--decoder", decoder, "--known", known, "--overwrite"]
+            predict_here("--model", model, "--input", source, "--output", tmp_path / output, *more)
+        coded = read(tmp_path / "own.csv")
+        assert coded == read(tmp_path / "exported.csv")
+        assert {row["CODE_1"] for row in coded} == set(names)
+        assert (coded[6]["CODE_1"], coded[7]["CODE_1"]) == ("0110", "bread & rolls")  # known
+        assert [row["CODE_1"] for row in coded[12:72]] == [row[1] for row in rows[12:72]]
+    others = write_csv(tmp_path / "others.csv", header, [*rows, ("x", "Fruit juices", ""), ("y", "110", "")])
+    report = evaluate(folder, others, share_val=1, device="cpu")
+    assert report["data"]["rows"] == 85 and report["data"]["rows_outside_key"] == 1
+    assert [each["digits"] for each in report["decoders"]["linear"]["by_digits"]] == [13]  # compared whole
+    more = ["--initial-checkpoint", folder, "--save-path", tmp_path / "tuned", "--max-steps", 1]
+    said = run_here(finetune.main, "--dataset", others, *columns, *more)
+    assert "(classes, columns CODE_1, CODE_2), the first 6 from the initial checkpoint" in said
+    assert "other blocks" not in said
+    assert models.load_model(str(tmp_path / "tuned"))[1].codes == (*sorted(names), "Fruit juices")
 
 
 @pytest.mark.parametrize(

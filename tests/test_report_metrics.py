@@ -97,10 +97,8 @@ def test_each_code_and_macro_f1_against_plain_loops():
     kinds, names = figures.kinds_of(as_pairs(pred), as_pairs(true)), sorted(CODES)
     table, expected = {row["code"]: row for row in figures.figures_of_codes(kinds, names, {"-1": "none"})}, []
     for code in names:
-        tp, fp, fn = (
-            sum((code in p, code in t) == case for p, t in zip(pred, true))
-            for case in ((True, True), (True, False), (False, True))
-        )
+        cases = [(code in p, code in t) for p, t in zip(pred, true)]
+        tp, fp, fn = map(cases.count, ((True, True), (True, False), (False, True)))
         row, f1 = table[code], 2 * tp / (2 * tp + fp + fn)
         assert (row["rows"], row["precision"]) == (tp + fn, pytest.approx(tp / (tp + fp)))
         assert row["f1"] == pytest.approx(f1) and row["title"] == ("none" if code == "-1" else "")

@@ -128,11 +128,9 @@ def test_agreement_of_two_people(folder):
     # words have no levels
     key = write(folder / "key.csv", [["system_code", "code"], ["trade", "0"], ["transport", "1"]])
     columns = ["text", "language", "decision", "id"]
-    by = {"cy": ("trade", "trade"), "di": ("transport", "trade")}
-    cy, di = (
-        write(folder / f"{name}.csv", [columns, ["a", "en", a, "t-1"], ["b", "en", b, "t-2"]])
-        for name, (a, b) in by.items()
-    )
+    rows = ["a", "en", "trade", "t-1"], ["b", "en", "trade", "t-2"]
+    cy = write(folder / "cy.csv", [columns, *rows])
+    di = write(folder / "di.csv", [columns, ["a", "en", "transport", "t-1"], rows[1]])
     said = run("agreement", cy, di, "--key", key).splitlines()
     assert len(said) == 2 and said[1].startswith("  all codes: 50.0 %")
     one, two = "y" * 50 + "n" * 50, "y" * 35 + "n" * 15 + "y" * 20 + "n" * 30

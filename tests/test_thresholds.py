@@ -4,10 +4,9 @@ import json
 
 import pytest
 import torch
-from helpers import run_here, words, write_csv
+from helpers import read, run_here, words, write_csv
 from test_evaluate import VALIDATION
 from test_initial_weights import mixer
-from test_predict import read
 
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import hisco_key
