@@ -287,7 +287,7 @@ class TestOfATest:
         whole, _ = evaluated(folder, tmp_path / "all", "--share-val", 1, data=folder / "data.csv")
         known = whole["decoders"]["linear"]["by_training"]
         number = known["text new, codes seen"]["rows"]  # those of validation are new, too
-        assert before["data"]["rows"] < number == 400 - known["text seen"]["rows"]
+        assert before["data"]["rows"] < number == 400 - known["text seen"]["rows"] == whole["figure"]["rows"]
         given = files(folder, tmp_path / "no", "--by", "town", data=folder / "data.csv")
         assert "no column 'town'" in refused(*given)
 

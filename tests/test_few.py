@@ -353,6 +353,8 @@ def test_the_model_holds_its_prior(trained, prior, tmp_path):
         paths = trained[0], tmp_path / "alone.bin", *exports.values()
         found = [OccCANINE(str(path), "cpu").predict(texts, "en", get_dict=True) for path in paths]
         seen = [load_model(str(path))[2]["trained"].tolist() for path in paths]
+        how = flags(trained[0].parent / "rows.csv", trained[0], "--prior", prior)
+        assert "is finished" in run_here(finetune.main, *how)
     finally:
         prior.with_name("gone").rename(prior)
     assert found == found[:1] * 4 and len({row["hisco_1"] for row in found[0]}) > 10
