@@ -108,6 +108,24 @@ def test_a_model_in_closed_form_has_no_weights_to_start_from(made, tmp_path):
         model.finetune(rows, save_path=str(tmp_path / "python"))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "kind, codes", [("occ1950", ("100", "970")), ("gpf", ("AAA", "BBB")), ("auto", ("x.1", "y"))]
+)
+def test_priors_of_other_systems_and_languages(made, tmp_path, kind, codes):
+    folder, rows, new = made
+    pairs = [(f"{TITLES[i % 2][0]} {i}", codes[i % 2], "xx") for i in range(12)]
+    other = write_csv(tmp_path / "other.csv", ("occ1", "mine_1", "lang"), pairs)
+    flags = ["--dataset", other, "--formatter", kind, "--target-cols", "mine_1"]
+    flags += ["--block-size", 3] * (kind == "gpf")
+    learned(tmp_path / "of_other", *flags, "--prior", "none")
+    learned(tmp_path / "on_other", "--dataset", new, "--prior", tmp_path / "of_other")
+    learned(tmp_path / "other_on", *flags, "--prior", folder / "old")
+    for name, table in (("on_other", rows), ("other_on", other)):
+        _, answers = coded(tmp_path / name, table, tmp_path / "out.csv")
+        assert all(row["P_1"] for row in answers)
+
+
 # ---- rows
 
 
