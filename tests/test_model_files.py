@@ -79,7 +79,7 @@ def made_state(steps: int) -> dict:
     model, optimizer = trained()
     take_steps(optimizer, steps)
     position = {"fingerprint": "abc", "launchers": [""], "run": "r", "samples": 8 * steps, "grad_norm": 2.0}
-    position |= {"sums": [{"loss": 1.5}], "best_val_loss": 2.5, "bad_steps": 0, "bad_validations": 0}
+    position |= {"sums": [{"loss": 1.5}], "best_val_loss": 2.5, "since_best": 0, "bad_steps": 0}
     return {
         "model": dict(model.state_dict()),
         "optimizer": optimizer.state_dict(),
@@ -138,6 +138,7 @@ def codes(file) -> list:
 
 
 def test_they_code(forms):
+    assert resumed_from(forms["run"][0].parent)["step"] == 5
     assert all(any(text.codes for text in decoder) for _, answers in forms.values() for decoder in answers)
     for name in ("run", "exported published", "exported safetensors"):
         assert forms[name][1] == forms["run"][1], name
