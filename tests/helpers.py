@@ -145,8 +145,9 @@ def fork_server():
 
 def start_forked(script, args, output, processes=None, **variables):
     """Fork the processes of a script or module: one in `environment()`, or several with the variables of a
-    launcher. Their output is appended to the file `output`, which is there.
+    launcher. Their output is appended to the file `output`.
     """
+    Path(output).touch()
     common, ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}, []
     for rank in map(str, range(processes or 1)):
         if processes:
@@ -156,6 +157,13 @@ def start_forked(script, args, output, processes=None, **variables):
         ranks.append(fork_server().Process(target=_as_script, args=more))
         ranks[-1].start()
     return ranks
+
+
+def ended(ranks, seconds=60):
+    """Wait for forked processes; return their exit codes."""
+    for rank in ranks:
+        rank.join(seconds)
+    return [rank.exitcode for rank in ranks]
 
 
 def wait_until_handled(number, pid):
@@ -250,6 +258,13 @@ def read_statistics_here(monkeypatch):
     monkeypatch.setattr(binary, "subprocess", types.SimpleNamespace(run=run_here))
 
 
+def state_of(folder, name="last.bin"):
+    """Return what a checkpoint holds."""
+    import torch
+
+    return torch.load(Path(folder) / name, weights_only=True)
+
+
 def read_logs(folder):
     """Return the rows of logs.csv: a dict of floats each, None where a cell is empty."""
     rows = read(Path(folder) / "logs.csv")
@@ -263,6 +278,13 @@ def greatest_difference(folder, other, names):
     pairs = [(row[name], row2[name]) for row, row2 in zip(rows, others) for name in names]
     assert all((a is None) == (b is None) for a, b in pairs)
     return max(abs(a - b) / abs(a) for a, b in pairs if a is not None and a != 0)
+
+
+def full(*values):
+    """Return a case of a test that is for --all."""
+    import pytest
+
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 def all_tests():

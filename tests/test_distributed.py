@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import PIPED, TINY, environment, free_port, start_forked, wait_until_handled, write_rows
+from helpers import PIPED, TINY, ended, environment, free_port, start_forked, wait_until_handled, write_rows
 
 from histocc.runtime import world as world_module
 from histocc.runtime.config import ProcessFlags
@@ -146,16 +146,13 @@ frame.start(parser, lambda args, world: world.print(world.gather((world.rank, wo
 @pytest.mark.processes
 def test_tasks_of_srun_are_ranks_of_one_run(tmp_path):
     (tmp_path / "joins.py").write_text(JOINS)
-    (tmp_path / "log").touch()
     tasks, port = [], str(free_port())
     for rank in "01":
         of_task = TASK | {"STEP_NUM_TASKS": "2", "STEP_NODELIST": "node1", "PROCID": rank, "LOCALID": rank}
         variables = {f"SLURM_{name}": value for name, value in of_task.items()} | {"MASTER_PORT": port}
         tasks += start_forked(tmp_path / "joins.py", [], tmp_path / "log", **variables)
-    for task in tasks:
-        task.join()
     said = f"2 processes meet at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}\n[(0, 0), (1, 1)]\n"
-    assert ([task.exitcode for task in tasks], (tmp_path / "log").read_text()) == ([0, 0], said)
+    assert (ended(tasks), (tmp_path / "log").read_text()) == ([0, 0], said)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +180,6 @@ def test_flags_that_contradict_the_launcher(launched, values, flags, said):
         ((0, -1, 2), "LOCAL_RANK=-1"),
         ((0, 2, 2), "LOCAL_RANK=2"),
         ((0, 0, 0), "WORLD_SIZE=0"),
-        ((0, 0, "two"), "WORLD_SIZE=two"),
         (("9" * 5000, 0, 2), "RANK=999"),
         (("²", 0, 2), "RANK=²"),
         ((0, 0, 2, "x"), "LOCAL_WORLD_SIZE=x"),
@@ -195,9 +191,6 @@ def test_variables_that_do_not_fit_are_named_by_the_process_itself(launched, val
     with pytest.raises(UserError, match=f"{said}.*sets them all to whole numbers") as error:
         launcher_environment(given(True))
     assert len(str(error.value)) < 400
-
-
-# ---- joining
 
 
 def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, capfd):
@@ -252,9 +245,6 @@ def test_an_old_torch_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
     with pytest.raises(UserError, match=r"torch 2.9.1\+cu128 is installed, and 2.10 or newer is needed"):
         init_world(ProcessFlags())
-
-
-# ---- World
 
 
 WITHOUT = """
@@ -459,34 +449,31 @@ with errors_end_all_ranks():
 
 
 @pytest.mark.parametrize(
-    "error, message, code",
+    "rank, error, message, code",
     [
-        ("UserError('no column')", "no column", 2),
-        ("TrainingError('not finite')", "not finite", 1),
+        (None, "UserError('no column')", "no column", 2),
+        ("", "UserError('no column')", "no column", 2),
+        ("0", "TrainingError('not finite')", "not finite", 1),
+        ("1", "TrainingError('not finite')", "not finite", 1),
     ],
 )
-@pytest.mark.parametrize("rank", [None, "", "0", "1"])
-def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(tmp_path, error, message, code, rank):
+def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(tmp_path, rank, error, message, code):
     (tmp_path / "ends.py").write_text(ENDS + error)
-    (tmp_path / "log").touch()
     variables = {} if rank is None else {"RANK": rank}
     [process] = start_forked(tmp_path / "ends.py", [], tmp_path / "log", **variables)
     if silent := rank == "1":
         wait_until_handled(signal.SIGTERM, process.pid)
         process.terminate()  # as a launcher does as soon as rank 0 is gone
-    process.join()
-    assert process.exitcode == code
-    assert (tmp_path / "log").read_text() == ("" if silent else f"error: {message}\n")
+    said = "" if silent else f"error: {message}\n"
+    assert (ended([process]), (tmp_path / "log").read_text()) == ([code], said)
 
 
 def test_another_rank_says_it_if_no_launcher_ends_it_meanwhile(tmp_path):
     """Rank 0 may be on another machine, where nothing is wrong."""
     short = "from histocc.runtime import frame\n\nframe.JOINING_PATIENCE_SECONDS = 0.1\n"
     (tmp_path / "ends.py").write_text(short + ENDS + "UserError('no column')")
-    (tmp_path / "log").touch()
-    [process] = start_forked(tmp_path / "ends.py", [], tmp_path / "log", RANK="1")
-    process.join()
-    assert (process.exitcode, (tmp_path / "log").read_text()) == (2, "error: rank 1: no column\n")
+    processes = start_forked(tmp_path / "ends.py", [], tmp_path / "log", RANK="1")
+    assert (ended(processes), (tmp_path / "log").read_text()) == ([2], "error: rank 1: no column\n")
 
 
 def test_other_errors_keep_their_traceback():

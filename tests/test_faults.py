@@ -5,7 +5,6 @@
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import time
@@ -19,11 +18,13 @@ from helpers import (
     TRAIN_MIXER,
     all_tests,
     command,
+    ended,
     environment,
     free_port,
     read_logs,
     run,
     start_forked,
+    state_of,
     wait_until,
     wait_until_handled,
     write_rows,
@@ -38,11 +39,9 @@ SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 class Job:
     """A small run of train_mixer.py, dropout and noise on, that is started, interrupted and continued."""
 
-    def __init__(
-        self, folder, *, epochs=4, processes=None, flags=(), launcher=(), logs=None, script=TRAIN_MIXER
-    ):
+    def __init__(self, folder, *, epochs=4, processes=None, flags=(), launcher=(), script=TRAIN_MIXER):
         self.folder, self.processes, self.launcher, self.script = folder, processes, launcher, script
-        self.logs = logs or folder.parent
+        self.logs = folder.parent
         train, val = self.logs / "train.csv", self.logs / "val.csv"
         if not val.exists():
             write_rows(train, 24)
@@ -60,9 +59,8 @@ class Job:
             at = line.index("--standalone")
             line[at : at + any(option.startswith("--rdzv") for option in self.launcher)] = self.launcher
         with open(self.log, "w") as output:
-            return subprocess.Popen(
-                line, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
+            streams = {"stdout": output, "stderr": subprocess.STDOUT}
+            return subprocess.Popen(line, env=environment(), start_new_session=True, **streams)
 
     def said(self):
         return self.log.read_text(encoding="utf-8")
@@ -74,13 +72,12 @@ class Job:
 
     def start_and_wait(self, *more):
         """Starts the job, or continues with it, and waits for its next row of the log."""
-        step = self.last()["step"] if (self.folder / "last.bin").exists() else 0
+        step = state_of(self.folder)["step"] if (self.folder / "last.bin").exists() else 0
         process = self.start(*more)
         self.wait_for(process, f"step {step - step % 3 + 3}/")
         return process
 
     def end(self, process, seconds=240):
-        """(exit code, output)"""
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -91,9 +88,6 @@ class Job:
     def run(self, *more, code=0):
         """To the end; the output. Forked processes, but for a job that fails."""
         return run(TRAIN_MIXER, *self.flags, *more, processes=self.processes, code=code)
-
-    def last(self):
-        return torch.load(self.folder / "last.bin", weights_only=True)
 
     def rows(self):
         return [{name: row[name] for name in row if name not in SPEEDS} for row in read_logs(self.folder)]
@@ -126,7 +120,7 @@ def kill_all(process):
 
 def assert_same_end(job, whole):
     """The very bits of a run that was never interrupted: weights, optimizer, schedule, log."""
-    one, other = job.last(), whole.last()
+    one, other = state_of(job.folder), state_of(whole.folder)
     assert one["step"] == other["step"]
     held = [[state["model"], state["optimizer"]["state"]] for state in (one, other)]
     torch.testing.assert_close(*held, rtol=0, atol=0)
@@ -154,7 +148,6 @@ OF_TWO = {"processes": 2, "epochs": EPOCHS, "flags": ["--ngrams", "none"]}
 
 @pytest.fixture(scope="module")
 def whole_of_two(folder):
-    """A run in two processes that was never interrupted."""
     job = Job(folder / "whole_of_two", **OF_TWO)
     job.run()
     return job
@@ -205,15 +198,13 @@ def test_an_error_in_the_data_of_a_rank_is_said_once_with_the_rank_and_the_cause
     for ranks, fault, said, code in cases[:: 1 if all_tests() else 2]:
         script, log = (tmp_path / f"{len(started)}{ending}" for ending in (".py", ".log"))
         script.write_text(FAULTY.replace("RANKS", ranks).replace("FAULT", fault))
-        log.touch()
         started.append((ranks, start_forked(script, [], log, 2), log, said, code))
     for ranks, processes, log, said, code in started:
         processes[0].join(120)
         if ranks == "[0]":
             processes[1].terminate()  # as a launcher does: with rank 0 the store is gone
-        processes[1].join(120)
-        output = log.read_text()
-        assert [process.exitcode for process in processes] == [code, code], output
+        codes, output = ended(processes, 120), log.read_text()
+        assert codes == [code, code], output
         assert output.count("error: ") == output.count(said) == 1, output
         assert output.count("Traceback") == output.count("rank 1: Traceback") == said.startswith("\n"), output
 
@@ -236,10 +227,8 @@ def test_a_signal_saves_and_ends_all_ranks_and_a_second_ends_at_once(folder):
 
     ranks = start()
     os.kill(ranks[1].pid, signal.SIGUSR1)
-    for rank in ranks:
-        rank.join(60)
-    step = job.last()["step"]
-    assert [rank.exitcode for rank in ranks] == [0, 0], job.said()
+    codes, step = ended(ranks), state_of(job.folder)["step"]
+    assert codes == [0, 0], job.said()
     assert job.said().count(f"Stopped by SIGUSR1 at step {step} of 24") == 1, job.said()
     first, other = start()
     os.kill(other.pid, signal.SIGSTOP)
@@ -250,12 +239,11 @@ def test_a_signal_saves_and_ends_all_ranks_and_a_second_ends_at_once(folder):
         first.join(1.3)
     assert first.exitcode == 128 + signal.SIGUSR1
     other.kill()
-    assert job.last()["step"] >= step  # whole and readable
+    assert state_of(job.folder)["step"] >= step  # whole and readable
 
 
 @pytest.mark.full
 def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(folder):
-    """One run: four signals, kills, two damaged files."""
     whole, job, dice = Job(folder / "whole", epochs=24), Job(folder / "one", epochs=24), random.Random(1)
     whole.run()
     for name, expected in (("SIGUSR1", 0), ("SIGHUP", 0), ("SIGINT", 130), ("SIGTERM", 0)):
@@ -263,7 +251,9 @@ def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(fo
         time.sleep(dice.uniform(0, 0.2))
         process.send_signal(getattr(signal, name))
         code, output = job.end(process)
-        assert code == expected and f"Stopped by {name} at step {job.last()['step']} of 144" in output, output
+        assert (
+            code == expected and f"Stopped by {name} at step {state_of(job.folder)['step']} of 144" in output
+        ), output
         assert "Traceback" not in output
     process = job.start_and_wait()
     time.sleep(dice.uniform(0, 0.4))
@@ -353,12 +343,9 @@ def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(fold
         code, output = job.end(process)
         assert code == 0 and "failed (exitcode: -9)" in output and f"(pid: {first[0]})" in output
     else:
-        (log := folder / "by hand.log").touch()
+        log = folder / "by hand.log"
         ranks = start_forked(script, [*job.flags, "--distributed"], log, 2, TORCHELASTIC_RESTART_COUNT="0")
-        for rank in ranks:
-            rank.join(60)
-        first, codes = [rank.pid for rank in ranks], [rank.exitcode for rank in ranks]
-        output = log.read_text()
+        codes, first, output = ended(ranks), [rank.pid for rank in ranks], log.read_text()
         assert codes[0] == -signal.SIGKILL and codes[1] and "the connection to another process" in output
         output = job.run()
     assert output.count("Resuming from step 4") == 1, output
@@ -368,72 +355,26 @@ def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(fold
 
 @pytest.mark.full
 def test_going_on_with_another_number_of_processes(folder):
-    """The losses of one process that was never interrupted, in double precision and without dropout."""
     one, mixed = (Job(folder / name, flags=EXACT, epochs=2) for name in ("alone", "one_two_four"))
     one.run()
     for mixed.processes, stop in ((None, 3), (2, 6), (4, 9), (None, 12)):
         mixed.run("--max-steps", stop)
     assert_same_losses(mixed, one)
-    weights, others = one.last()["model"], mixed.last()["model"]
+    weights, others = state_of(one.folder)["model"], state_of(mixed.folder)["model"]
     assert max(float((weights[name] - others[name]).abs().max()) for name in weights) < 1e-9
-    assert one.last()["position"]["samples"] == mixed.last()["position"]["samples"] == 48
-
-
-# ---- before the first step, and the disk
+    assert state_of(one.folder)["position"]["samples"] == state_of(mixed.folder)["position"]["samples"] == 48
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("moment", ["torch is imported", "data are prepared"])
-def test_a_stop_before_the_first_step_leaves_nothing(folder, moment):
-    job = Job(folder / moment)
-    if moment == "data are prepared":
-        job.flags[1] = write_rows(folder / "many.csv", 320_000)
+def test_a_stop_while_torch_is_imported_leaves_nothing(folder):
+    job = Job(folder / "imports")
     process = job.start()
-    if moment == "data are prepared":
-        job.wait_for(process, "Preparing data")
-        time.sleep(0.3)
-    else:
-        wait_until_handled(signal.SIGUSR1, process.pid)
-        assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    wait_until_handled(signal.SIGUSR1, process.pid)
+    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
     process.send_signal(signal.SIGUSR1)
     code, output = job.end(process)
     assert code == 0 and "Stopped by SIGUSR1. Give the same command again" in output, output
     assert not job.folder.exists()
-
-
-@pytest.mark.full
-def test_a_folder_is_used_by_one_job_at_a_time(folder):
-    job = Job(folder / "locked", epochs=40)
-    process = job.start()
-    job.wait_for(process, "Starting training")
-    said = job.run(code=2)
-    assert "is in use by another job" in said and f"process {process.pid}, since 20" in said, said
-    kill_all(process)
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small disk needs root")
-@pytest.mark.full
-def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
-    disk = folder / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        job = Job(disk / "run", epochs=1, logs=folder, flags=["--ngrams", "none"])  # nothing is saved before
-        output = job.run("--timeout-minutes", 0.05, code=1)
-        assert "Note: the run waits for up to 0.05 minutes" in output
-        assert "WARNING: the checkpoint of step 4" in output and "Traceback" not in output
-        assert "error: the last checkpoint, of step 6" in output
-        assert not [name for name in os.listdir(job.folder) if name.endswith(".bin") or ".tmp" in name]
-        assert [row["step"] for row in job.rows()] == [3, 5, 6]
-        subprocess.run(["mount", "-o", "remount,size=400m", disk], check=True)
-        assert "Finished at step 6" in job.run()
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        assert f"error: {job.folder}: " in job.run("--num-epochs", 2, code=2)
-        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
 # ---- tests/run --faults
@@ -462,7 +403,7 @@ def test_a_fault_at_a_random_moment(folder, kind, fault_seed):
             os.kill(dice.choice(ranks), signal.SIGKILL if kind == "kill one" else signal.SIGSTOP)
     code, _ = job.end(process, 120)
     assert_gone(ranks)  # torchrun has ended them, a stopped one too; or the system
-    left = job.last()["step"] if (job.folder / "last.bin").exists() else None
+    left = state_of(job.folder)["step"] if (job.folder / "last.bin").exists() else None
     job.run()
     assert_same_end(job, whole)
     print(f"\n{kind} after {moment:.1f} s: exit code {code}, continued from step {left}: same bits")

@@ -62,7 +62,6 @@ def write_executable(path, text):
 
 
 def commands(done):
-    """The command lines that were printed, as arguments."""
     return [shlex.split(line) for line in done.stdout.splitlines() if line.startswith(" /")]
 
 
@@ -116,9 +115,8 @@ def plan(bin_dir, tmp_path):
 @pytest.fixture
 def data(tmp_path):
     """A table; beside it a folder of two, one that lacks a table, and one with a table in both formats."""
-    for name in ["both/train.csv", "both/val.parquet", "half/train.csv"] + [
-        f"twice/{name}" for name in ("train.csv", "train.parquet", "val.csv")
-    ]:
+    both, twice = "both/train.csv both/val.parquet", "twice/train.csv twice/train.parquet twice/val.csv"
+    for name in [*both.split(), "half/train.csv", *twice.split()]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()  # only names are looked at
     rows = [(f"labourer no. {i}", "en", ("99910", "61110")[i % 2]) for i in range(60)]
@@ -220,9 +218,8 @@ def test_flags_that_a_launcher_adds(plan, data, script, words, variables, expect
 
 def test_what_a_configuration_says_is_not_said_again(plan, data, tmp_path):
     (tmp_path / "run.toml").write_text('save-path = "./else where"  # there\nglobal_batch_size = 64\n')
-    (tmp_path / "args.json").write_text(
-        '{\n "save_path": "kept",\n "lr_scaling": "none",\n "model_size": "auto"\n}'
-    )
+    kept = '{\n "save_path": "kept",\n "lr_scaling": "none",\n "model_size": "auto"\n}'
+    (tmp_path / "args.json").write_text(kept)
     for name, path in (("run.toml", "./else where"), ("args.json", "kept")):
         done = plan(MULTI, data, "--", "--config", name, MODEL_SIZE="tiny")
         words = printed(done)
@@ -301,24 +298,33 @@ def test_processes_and_threads(plan, data, script, words, variables, processes, 
     assert option(printed(done), "nproc-per-node") == processes and said in done.stdout
 
 
+def fake_torch(folder, **modules):
+    """Write a torch whose modules have these texts; return the environment in which Python finds it."""
+    torch = "from torch import cuda\n__version__ = '2.13.0'\nclass version: cuda = '13.0'\n"
+    for name, text in {"torch.__init__": torch, **modules}.items():
+        path = folder / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    kept = (name for name in os.environ if not name.endswith(("DEVICES", "ALLOC_CONF")))
+    return {name: os.environ[name] for name in kept} | {"PYTHONPATH": str(folder)}
+
+
+def probed(program, env):
+    line = ["bash", "-c", f'source scripts/common.sh; probe "$0"; {program}', sys.executable]
+    return subprocess.run(line, cwd=REPO, env=env, **CAPTURED).stdout
+
+
 def test_gpus_that_torch_can_use_count_and_get_memory_in_segments_that_grow(tmp_path):
     """torch counts GPUs before it starts CUDA; the driver of the two here is too old."""
-    for name, text in {
-        "torch/__init__.py": "from torch import cuda\n__version__ = '2.13.0'\nclass version: cuda = '13.0'\n",
-        "torch/cuda.py": "def is_available(): return False\ndef device_count(): return 2\n"
-        "def init(): raise RuntimeError('The driver is too old\\nMore')\n",
-        "torch/distributed/run.py": "import argparse\nget_args_parser = argparse.ArgumentParser\n",
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    program = 'source scripts/common.sh; probe "$0"; for PROBED in "$PROBED" "2.13.0 13.0 2"; do\n'
+    cuda = "def is_available(): return False\ndef device_count(): return 2\n"
+    cuda += "def init(): raise RuntimeError('The driver is too old\\nMore')\n"
+    run = "import argparse\nget_args_parser = argparse.ArgumentParser\n"
+    env = fake_torch(tmp_path, **{"torch.cuda": cuda, "torch.distributed.run": run})
+    program = 'for PROBED in "$PROBED" "2.13.0 13.0 2"; do\n'
     program += 'choose_processes all; echo "$DEVICES $PYTORCH_ALLOC_CONF"; done'
-    env = {name: value for name, value in os.environ.items() if not name.endswith(("DEVICES", "ALLOC_CONF"))}
     for given, expected in (({}, "expandable_segments:True"), ({"PYTORCH_ALLOC_CONF": "mine:1"}, "mine:1")):
-        line = ["bash", "-c", program, sys.executable]
-        done = subprocess.run(line, cwd=REPO, env=env | {"PYTHONPATH": str(tmp_path)} | given, **CAPTURED)
-        old, new = done.stdout.splitlines()
-        assert old.startswith("NO GPU (The driver is too old): TRAINING ON CPUS"), done
+        old, new = probed(program, env | given).splitlines()
+        assert old.startswith("NO GPU (The driver is too old): TRAINING ON CPUS")
         assert new == f"2 of 2 GPU(s) {expected}" and "expand" not in old
 
 
@@ -336,6 +342,13 @@ def faked(path, *args, **named):
     return io.StringIO("NODES\\n") if "has_memory" in str(path) else original(path, *args, **named)
 builtins.open = faked
 """
+PARSER = """
+import argparse
+def get_args_parser():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("OPTION")
+    return parser
+"""
 
 
 @pytest.mark.parametrize(
@@ -343,24 +356,11 @@ builtins.open = faked
     [("0-1", 2, True, True), ("0", 2, True, False), ("0-1", 3, True, False), ("0-1", 2, False, False)],
 )
 def test_torchrun_binds_to_the_memory_beside_each_gpu_where_it_can(tmp_path, nodes, gpus, option, bound):
-    for name, text in {
-        "sitecustomize.py": SITE.replace("NODES", nodes),
-        "torch/__init__.py": "from torch import cuda\n__version__ = '2.13.0'\nclass version: cuda = '13.0'\n",
-        "torch/cuda.py": f"def is_available(): return True\ndef device_count(): return {gpus}\n",
-        "torch/distributed/run.py": f"""
-import argparse
-def get_args_parser():
-    parser = argparse.ArgumentParser()
-    {"parser.add_argument('--numa-binding')" * option}
-    return parser
-""",
-        "torch/numa/binding.py": NUMA,
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    line = ["bash", "-c", 'source scripts/common.sh; probe "$0"; echo "$PROBED"', sys.executable]
-    done = subprocess.run(line, cwd=REPO, env=os.environ | {"PYTHONPATH": str(tmp_path)}, **CAPTURED)
-    assert done.stdout == f"2.13.0 13.0 {gpus}{' --numa-binding' * bound}\n", done
+    modules = {"sitecustomize": SITE.replace("NODES", nodes), "torch.numa.binding": NUMA}
+    modules["torch.cuda"] = f"def is_available(): return True\ndef device_count(): return {gpus}\n"
+    modules["torch.distributed.run"] = PARSER.replace("OPTION", "--numa-binding" if option else "--other")
+    said = probed('echo "$PROBED"', fake_torch(tmp_path, **modules))
+    assert said == f"2.13.0 13.0 {gpus}{' --numa-binding' * bound}\n"
 
 
 def test_the_command_binds_processes_that_have_a_gpu(plan, data):
@@ -543,9 +543,8 @@ def test_the_run_on_the_sample_ends_with_the_first_command_that_fails(plan, tmp_
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "HUP under nohup"])
 def test_signals_reach_the_command_that_is_waited_for(name):
-    child = (
-        "trap 'echo told; exit 7' TERM INT HUP; trap 'exit 8' USR1; echo ready; while :; do sleep 0.05; done"
-    )
+    child = "trap 'echo told; exit 7' TERM INT HUP; trap 'exit 8' USR1; echo ready; "
+    child += "while :; do sleep 0.05; done"
     program = 'source scripts/common.sh; run_and_wait bash -c "$1" || echo "ended $?"'
     ignored = signal.SIG_IGN if "nohup" in name else signal.SIG_DFL
     process = subprocess.Popen(

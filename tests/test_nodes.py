@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import REPO, TINY, TRAIN_MIXER, free_port, run, start_forked, write_rows
+from helpers import REPO, TINY, TRAIN_MIXER, ended, free_port, run, start_forked, state_of, write_rows
 
 from histocc.runtime import checkpoint
 from histocc.runtime.files import OwnFiles
@@ -38,10 +38,8 @@ def run_on_nodes(folders, *args, code, script=TRAIN_MIXER, second=()):
         more = second if rank else ()
         node = [folder / "node.py", [folder, script, "--distributed", *args, *more], log]
         nodes += start_forked(*node, RANK=str(rank), **variables)
-    for node in nodes:
-        node.join(120)
-    outputs = [log.read_text(encoding="utf-8") for log in logs]
-    assert [node.exitcode for node in nodes] == [code, code], "\n".join(outputs)
+    codes, outputs = ended(nodes, 120), [log.read_text(encoding="utf-8") for log in logs]
+    assert codes == [code, code], "\n".join(outputs)
     return outputs
 
 
@@ -70,16 +68,13 @@ def test_each_node_prepares_its_own_and_a_run_goes_on_though_one_alone_has_the_c
     run_on_nodes(folders, *flags, "--max-steps", 1, code=0)
     first, second = run_on_nodes(folders[::-1], *flags, code=0)
     assert "Resuming from step 1" in first and "Finished at step 2" in first and "Finished" not in second
-    whole, other = (
-        torch.load(path, weights_only=True)
-        for path in (folders[0] / "whole" / "last.bin", folders[1] / "run" / "last.bin")
-    )
+    whole, other = state_of(folders[0] / "whole"), state_of(folders[1] / "run")
     assert other["step"] == 2
     torch.testing.assert_close(whole["model"], other["model"], rtol=0, atol=0)
     # what is replaced is so on every node
     first, _ = run_on_nodes(folders, *flags, "--overwrite", "--seed", 7, "--max-steps", 1, code=0)
     assert "Resuming" not in first and not (folders[1] / "run" / "last.bin").exists()
-    assert torch.load(folders[0] / "run" / "last.bin", weights_only=True)["step"] == 1
+    assert state_of(folders[0] / "run")["step"] == 1
 
 
 def test_the_newest_checkpoint_of_all_nodes_is_sent_to_each(tmp_path):
@@ -123,21 +118,16 @@ def test_a_node_that_is_started_otherwise_is_named_with_both_values(folders):
     write_rows(folders[1] / "val.csv", 5, 50)
     predict = ["--input", "train.csv", "--output", "coded.csv", "--input-col", "occ1"]
     for script, flags, second, said in (
+        (TRAIN_MIXER, FLAGS, "--lr 1e-4", r"--learning-rate: None for rank 0 on \S+, 0.0001 for rank 1 on "),
         (
             TRAIN_MIXER,
             FLAGS,
-            ["--lr", 1e-4],
-            r"--learning-rate: None for rank 0 on \S+, 0.0001 for rank 1 on ",
-        ),
-        (
-            TRAIN_MIXER,
-            FLAGS,
-            ["--num-workers", 1],
+            "--num-workers 1",
             r"checksum of val.csv: '\w{8}' for rank 0 .*' for rank 1 on ",
         ),
-        (PREDICT, predict, ["--k", 3], r"--k: None for rank 0 on \S+, 3 for rank 1 on "),
+        (PREDICT, predict, "--k 3", r"--k: None for rank 0 on \S+, 3 for rank 1 on "),
     ):
-        outputs = "".join(run_on_nodes(folders, *flags, second=second, script=script, code=2))
+        outputs = "".join(run_on_nodes(folders, *flags, second=second.split(), script=script, code=2))
         assert outputs.count("error:") == 1 and "Traceback" not in outputs, outputs
         assert re.search(said, outputs) and "num-workers" not in outputs, outputs
         assert not (folders[0] / "run").exists() and not (folders[0] / "coded.csv.parts").exists()

@@ -13,7 +13,18 @@ import time
 
 import pytest
 import torch
-from helpers import FINETUNE, PIPED, TINY, command, environment, start_forked, wait_until_handled, write_rows
+from helpers import (
+    FINETUNE,
+    PIPED,
+    TINY,
+    command,
+    ended,
+    environment,
+    start_forked,
+    wait_until,
+    wait_until_handled,
+    write_rows,
+)
 
 from histocc.runtime import checkpoint, signals
 from histocc.runtime.errors import SHARED_MEMORY_IS_FULL, TrainingError
@@ -30,20 +41,17 @@ CODE += "frame.start(p, lambda args, world: print('joined', world.rank))"
 def joining(tmp_path):
     """Starts a process that joins another one, which takes connections and never answers."""
     (tmp_path / "joins.py").write_text(CODE)
-    (tmp_path / "log").touch()
     with socket.create_server(("127.0.0.1", 0), backlog=8) as server:
         port = str(server.getsockname()[1])
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "1", "LOCAL_RANK": "1"}
-        place["WORLD_SIZE"] = "2"
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "1", "WORLD_SIZE": "2"}
         yield lambda *flags: start_forked(tmp_path / "joins.py", flags, tmp_path / "log", **place)[0]
 
 
 @pytest.mark.full
 def test_joining_has_the_limit_of_the_job(joining, tmp_path):
-    process = joining("--timeout-minutes", "0.02")
-    process.join(90)
+    codes = ended([joining("--timeout-minutes", "0.02")], 90)
     output = (tmp_path / "log").read_text()
-    assert process.exitcode == 2 and output.startswith("error: ") and output.count("\n") <= 2, output
+    assert codes == [2] and output.startswith("error: ") and output.count("\n") <= 2, output
     assert "MASTER_PORT=" in output and "frame #" not in output
 
 
@@ -51,9 +59,8 @@ def test_a_signal_ends_joining(joining, tmp_path):
     process = joining()
     wait_until_handled(signal.SIGTERM, process.pid)
     process.terminate()
-    process.join(60)
-    output = (tmp_path / "log").read_text()
-    assert process.exitcode == 0 and output.startswith("Stopped by SIGTERM"), output
+    codes, output = ended([process]), (tmp_path / "log").read_text()
+    assert codes == [0] and output.startswith("Stopped by SIGTERM"), output
 
 
 def test_handlers_that_cannot_be_given_back_stay(monkeypatch):
@@ -62,9 +69,6 @@ def test_handlers_that_cannot_be_given_back_stay(monkeypatch):
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
     with signals.listening():
         assert asked(signal.SIGTERM) is before
-
-
-# ---- batches
 
 
 class EightRows(Rows):
@@ -135,8 +139,6 @@ def test_a_shared_memory_that_is_too_small_ends_the_run(tmp_path):
         assert f"error: {SHARED_MEMORY_IS_FULL}" in done.stdout and done.stdout.count("error: ") == 1
 
 
-# ---- stacks
-
 JOB = '''
 """A linear map of ten numbers; a fault of one rank in a call of a function, by default its third pass."""
 import ctypes, errno, os, signal, time
@@ -203,14 +205,11 @@ def ranks(tmp_path):
 
     def start(*flags, waits=True, **variables):
         (tmp_path / "hangs.py").write_text(JOB)
-        (tmp_path / "log").touch()
         args = ["--save-dir", tmp_path / "run", "--device", "cpu", "--distributed", *flags]
         args += ["--num-epochs", 3, "--batch-size", 4]
         started.extend(start_forked(tmp_path / "hangs.py", args, tmp_path / "log", 2, **variables))
-        until = time.monotonic() + 60
-        while waits and not (tmp_path / "hangs").exists():
-            assert time.monotonic() < until and started[-2].is_alive(), (tmp_path / "log").read_text()
-            time.sleep(0.05)
+        if waits:
+            wait_until((tmp_path / "hangs").exists, (tmp_path / "log").read_text, 60)
         return started
 
     yield start
@@ -226,9 +225,8 @@ def test_a_rank_that_hangs_writes_its_stacks_when_asked_and_the_run_continues(ra
     while second.is_alive() and time.monotonic() < until:
         os.kill(second.pid, signal.SIGUSR2)
         second.join(0.2)
-    first.join(60)
-    said = (tmp_path / "log").read_text()
-    assert (first.exitcode, second.exitcode) == (0, 0) and "Finished at step 6" in said, said
+    codes, said = ended([first, second]), (tmp_path / "log").read_text()
+    assert codes == [0, 0] and "Finished at step 6" in said, said
     written = {path.name: path.read_text() for path in (tmp_path / "run").glob("stacks-*")}
     assert written.keys() == {"stacks-rank1.txt"} and "in hang\n" in written["stacks-rank1.txt"]
 
@@ -238,9 +236,8 @@ def test_a_rank_that_hangs_writes_its_stacks_when_asked_and_the_run_continues(ra
 @pytest.mark.parametrize("hangs, in_c", [(0, {}), (1, {}), (1, {"IN_C": "1"})])
 def test_at_the_time_limit_every_rank_has_written_its_stacks(ranks, tmp_path, hangs, in_c):
     processes = ranks("--timeout-minutes", "0.1", HANGS=str(hangs), **in_c)
-    processes[1 - hangs].join(60)
-    said = (tmp_path / "log").read_text()
-    assert processes[1 - hangs].exitcode == 1 and said.count("error: ") == 1, said
+    codes, said = ended([processes[1 - hangs]]), (tmp_path / "log").read_text()
+    assert codes == [1] and said.count("error: ") == 1, said
     assert f"rank {hangs} did not come" in said and f"{tmp_path}/run/stacks-rank0.txt" in said
     assert "in hang\n" in (tmp_path / "run" / f"stacks-rank{hangs}.txt").read_text()
     assert "in _engine_run_backward\n" in (tmp_path / "run" / f"stacks-rank{1 - hangs}.txt").read_text()
@@ -258,10 +255,9 @@ def steps_in(folder):
 @pytest.mark.processes
 @pytest.mark.full
 def test_a_save_that_hangs_ends_the_job_at_the_time_limit(ranks, tmp_path):
-    first, second = ranks("--timeout-minutes", "0.1", HANGS="0", WHERE="save")
-    second.join(60)
+    codes = ended(ranks("--timeout-minutes", "0.1", HANGS="0", WHERE="save")[1:])
     said = (tmp_path / "log").read_text()
-    assert second.exitcode == 1 and said.count("error: ") == 1 and "rank 0 did not come within" in said, said
+    assert codes == [1] and said.count("error: ") == 1 and "rank 0 did not come within" in said, said
     for rank, function in enumerate(["hang", "run_on"]):
         assert f"in {function}\n" in (tmp_path / "run" / f"stacks-rank{rank}.txt").read_text()
     assert set(steps_in(tmp_path / "run").values()) == {2}
@@ -271,10 +267,8 @@ def test_a_save_that_hangs_ends_the_job_at_the_time_limit(ranks, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_fatal_signal_leaves_a_stack_in_the_folder_of_the_run(ranks, tmp_path, rank):
-    processes = ranks(HANGS=str(rank), FAULT=str(int(signal.SIGSEGV)))
-    processes[rank].join(60)
-    processes[1 - rank].join(60)
-    assert [process.exitcode for process in processes] == ([-signal.SIGSEGV, 1] if rank == 0 else [1, -11])
+    codes = ended(ranks(HANGS=str(rank), FAULT=str(int(signal.SIGSEGV))))
+    assert codes == ([-signal.SIGSEGV, 1] if rank == 0 else [1, -signal.SIGSEGV])
     written = (tmp_path / "run" / f"stacks-rank{rank}.txt").read_text()
     assert "Segmentation fault" in written and "in losses\n" not in written and "in hang\n" in written
 
@@ -282,27 +276,22 @@ def test_a_fatal_signal_leaves_a_stack_in_the_folder_of_the_run(ranks, tmp_path,
 @pytest.mark.processes
 @pytest.mark.full
 def test_a_rank_that_fails_in_a_save_costs_no_checkpoint(ranks, tmp_path):
-    first, second = ranks(HANGS="1", WHERE="content", FAULT="raises")
-    first.join(60)
-    second.join(60)
+    codes = ended(ranks(HANGS="1", WHERE="content", FAULT="raises"))
     said = (tmp_path / "log").read_text()
-    assert (first.exitcode, second.exitcode) == (1, 1) and "a fault" in said and "WARNING" not in said, said
+    assert codes == [1, 1] and "a fault" in said and "WARNING" not in said, said
     assert steps_in(tmp_path / "run")["last.bin"] in (2, 4)
 
 
 @pytest.mark.processes
 @pytest.mark.full
 def test_a_fault_of_a_rank_while_all_resume_calls_no_checkpoint_damaged(ranks, tmp_path):
-    for process in ranks("--max-steps", 2, HANGS="none", waits=False):
-        process.join(60)
+    ended(ranks("--max-steps", 2, HANGS="none", waits=False))
     before = steps_in(tmp_path / "run")
     for fault, codes in (("9", [1, -9]), ("stale", [0, 0])):  # the latter is read again
         (tmp_path / "hangs").unlink(missing_ok=True)
-        first, second = ranks(HANGS="1", WHERE="read", FAULT=fault)[-2:]
-        first.join(60)
-        second.join(60)
+        found = ended(ranks(HANGS="1", WHERE="read", FAULT=fault)[-2:])
         said = (tmp_path / "log").read_text()
-        assert [first.exitcode, second.exitcode] == codes and "damaged" not in said, said
+        assert found == codes and "damaged" not in said, said
         assert fault == "stale" or steps_in(tmp_path / "run") == before
     assert "Resuming from step 2" in said and "Finished at step 6" in said
 
@@ -310,15 +299,19 @@ def test_a_fault_of_a_rank_while_all_resume_calls_no_checkpoint_damaged(ranks, t
 @pytest.mark.processes
 @pytest.mark.full
 def test_the_last_save_waits_for_space(ranks, tmp_path):
-    processes = ranks(HANGS="0", WHERE="last save", FAULT="full")
-    until = time.monotonic() + 60
-    while "Note: the run waits for up to 30 minutes" not in (tmp_path / "log").read_text():
-        assert time.monotonic() < until and processes[0].is_alive(), (tmp_path / "log").read_text()
-        time.sleep(0.05)
+    processes, said_so_far = ranks(HANGS="0", WHERE="last save", FAULT="full"), (tmp_path / "log").read_text
+    wait_until(lambda: "Note: the run waits for up to 30 minutes" in said_so_far(), said_so_far, 60)
     (tmp_path / "space").touch()
-    for process in processes:
-        process.join(60)
-    said = (tmp_path / "log").read_text()
-    assert [process.exitcode for process in processes] == [0, 0] and "Finished at step 6" in said, said
+    codes, said = ended(processes), said_so_far()
+    assert codes == [0, 0] and "Finished at step 6" in said, said
     assert said.count("WARNING") == said.count("Note: ") == 1 and said.count("of step 6: ") == 1, said
     assert steps_in(tmp_path / "run")["last.bin"] == 6
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_the_code_of_a_run_without_space_for_its_last_save_tells(ranks, tmp_path):
+    codes = ended(ranks("--timeout-minutes", "0.02", HANGS="0", WHERE="last save", FAULT="full"))
+    said = (tmp_path / "log").read_text()
+    assert codes == [1, 1] and said.count("error: the last checkpoint, of step 6, could not be") == 1, said
+    assert steps_in(tmp_path / "run")["last.bin"] == 4 and "Traceback" not in said
