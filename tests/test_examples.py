@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from helpers import REPO, greatest_difference, read_logs, run, run_here, start_forked, wait_until
+from helpers import (
+    REPO,
+    full,
+    greatest_difference,
+    read_logs,
+    run,
+    run_here,
+    start_forked,
+    state_of,
+    wait_until,
+)
 
 from examples import train_from_config, train_llada, train_prs_med
 from examples.scenes import Scenes
@@ -39,10 +49,6 @@ LOSSES = {
     "train_from_config": IMAGE_LOSSES,
 }
 TEXT, *OTHERS = LOSSES
-
-
-def full(*values):
-    return pytest.param(*values, marks=pytest.mark.full)
 
 
 def text(number=4000, seed=0):
@@ -108,7 +114,6 @@ class TestRuns:
         script, flags = flags_of(name, corpus)
         flags = [*flags, "--save-dir", tmp_path / "run"]
         whole = whole_runs(name, processes)
-        (tmp_path / "said").write_text("")
         more = ["--distributed"] if processes else []
         ranks = start_forked(script, [*flags, *more], tmp_path / "said", processes)
         wait_until(lambda: list((tmp_path / "run").glob("[24].bin")), (tmp_path / "said").read_text, 120)
@@ -119,7 +124,7 @@ class TestRuns:
         assert all(x in said for x in ("Resuming from step", "Dataset: ", "Model: ", "Model parameters: "))
         states, logs, epochs = [], [], []
         for folder in (whole, tmp_path / "run"):
-            states.append(torch.load(folder / "last.bin", weights_only=True))
+            states.append(state_of(folder))
             columns = ("step", "train_loss", "val_loss", "samples")
             logs.append([[row[column] for column in columns] for row in read_logs(folder)])
             epochs.append(sorted(path.name for path in folder.glob("*.pt")))
@@ -131,7 +136,7 @@ class TestRuns:
 
 class TestText:
     def test_epoch_checkpoints_have_the_name_that_other_scripts_read(self, whole_runs):
-        state = torch.load(whole_runs(TEXT) / "checkpoint_epoch_1.pt", weights_only=True)
+        state = state_of(whole_runs(TEXT), "checkpoint_epoch_1.pt")
         Transformer(*SIZES["tiny"]).double().load_state_dict(state["model_state_dict"])
 
     def test_the_weights_of_masked_tokens_add_up_to_one_on_average(self):
@@ -270,7 +275,6 @@ LLADA, IMAGES, CONFIGURED = train_llada.main, train_prs_med.main, train_from_con
         (LLADA, ["--data_dir", "{}/latin"], "latin/metadata.json: arrays of tokens need this file"),
         (LLADA, ["--data_dir", "{}/short"], "short/a.npy: holds ids from 0 to 6, outside a vocabulary of 5"),
         (LLADA, ["--model_name", "{}/empty"], "--model-name {}/empty: no checkpoint there"),
-        (LLADA, ["--epochs", "0"], "--num-epochs: '0' is not a whole number"),
         (IMAGES, ["--image_size", "64"], "images keep their size; resize the files"),
         (IMAGES, ["--data_root", "{}/empty"], "empty/questions.csv: no such file"),
         (IMAGES, ["--data_root", "{}/latin"], "latin/questions.csv: cannot be read as CSV in UTF-8"),
@@ -302,11 +306,6 @@ def test_bad_input_is_one_message_and_leaves_nothing(main, flags, expected, tmp_
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_another_run_in_the_folder_is_named(whole_runs, corpus):
-    folder, (_, flags) = whole_runs(TEXT), flags_of(TEXT, corpus)
-    for main, more, expected in (
-        (train_prs_med.main, COMMON, "script was 'train_llada.py', now it is 'train_prs_med.py'"),
-        (train_llada.main, [*flags, "--window", 16], "--window was 32, now it is 16"),
-        (train_llada.main, [*flags, "--data_dir", corpus / "a.txt"], "a run on other data"),
-    ):
-        assert expected in run_here(main, *more, "--save-dir", folder, code=2)
+def test_another_run_in_the_folder_is_named(whole_runs):
+    said = run_here(train_prs_med.main, *COMMON, "--save-dir", whole_runs(TEXT), code=2)
+    assert "script was 'train_llada.py', now it is 'train_prs_med.py'" in said

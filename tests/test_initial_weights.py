@@ -3,12 +3,13 @@ its arguments leave it open, and that it stays so; the learning rate of the line
 """
 
 import json
+import os
 import re
 
 import numpy as np
 import pytest
 import torch
-from helpers import REPO, TINY, TRAIN_MIXER, run, run_here, words, write_csv, write_rows
+from helpers import REPO, TINY, run_here, state_of, words, write_csv, write_rows
 
 import finetune
 from histocc import export
@@ -65,12 +66,7 @@ def published(tmp_path_factory):
 
 
 def tuned(data, folder, *flags, code=0):
-    """What finetune.py says."""
     return run_here(finetune.main, "--dataset", data, "--save-path", folder, *SMALL, *flags, code=code)
-
-
-def last(folder):
-    return torch.load(folder / "last.bin", weights_only=True)
 
 
 def rows_of(state, codes):
@@ -85,7 +81,7 @@ def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_pa
     output = tuned(data, out, *common, "--max-steps", 1)
     assert "the weights of 1,919 of 1,920 codes" in output and "Texts: ascii-lower" in output
     assert "Resuming from step 1" in tuned(data, out, *common)  # from the run's own files
-    state, first = last(out), torch.load(published, weights_only=True)["model"]
+    state, first = state_of(out), torch.load(published, weights_only=True)["model"]
     assert list(state["key"]) == [*hisco_key(), "99998"] and state["kept_codes"] == 1919
     assert state["config"]["text"] == "ascii-lower"
     assert not state["config"]["memory_mask"] and state["config"]["target_mask"]
@@ -97,7 +93,7 @@ def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_pa
     stripped = key_file(tmp_path / "key.csv", [code.lstrip("0") or "00000" for code in hisco_key()])
     known = titles(tmp_path / "known.csv")
     tuned(known, tmp_path / "keyed", *common, "--key", stripped, "--clean-text", "as-is", "--max-steps", 1)
-    keyed = last(tmp_path / "keyed")  # as spreadsheets leave a key
+    keyed = state_of(tmp_path / "keyed")  # as spreadsheets leave a key
     assert list(keyed["key"]) == list(hisco_key()) and keyed["config"]["text"] == "as-is"
     assert torch.allclose(rows_of(keyed, hisco_key()), first["linear_decoder.weight"], atol=1e-6)
     others = words("--memory-mask --published-target-mask --clean-text as-is")
@@ -114,46 +110,13 @@ def test_a_key_names_the_outputs_of_a_file_that_holds_none(tmp_path):
     key = key_file(tmp_path / "key.csv", codes)
     data, common = titles(tmp_path / "data.csv"), [*HISCO, "--initial-checkpoint", tmp_path / "six.bin"]
     output = tuned(data, tmp_path / "out", *common, "--key", key)
-    state = last(tmp_path / "out")
+    state = state_of(tmp_path / "out")
     assert list(state["key"]) == codes and "the key differs" not in output
     assert torch.allclose(state["model"]["linear_decoder.weight"], model.linear_decoder.weight, atol=1e-6)
     output = tuned(data, tmp_path / "none", *common, "--max-steps", 1)
     assert "the weights of 0 of 5 codes" in output and "--initial-key" in output
     tuned(data, tmp_path / "added", *common, "--max-steps", 1, "--initial-key", key)
-    assert list(last(tmp_path / "added")["key"]) == codes  # and new ones could have come behind them
-
-
-@pytest.mark.processes
-@pytest.mark.full
-def test_published_weights_are_validated_alone_and_exported_they_train_alike(published, tmp_path):
-    data = titles(tmp_path / "data.csv")
-    output = tuned(data, tmp_path / "no", *HISCO, "--initial-checkpoint", published, "--eval-only")
-    assert "validation at step 0: loss" in output
-    export.main([str(published), "--to", "published", str(tmp_path / "again.bin")])
-    for name, file in (("one", published), ("two", tmp_path / "again.bin")):
-        tuned(data, tmp_path / name, *HISCO, "--initial-checkpoint", file, "--max-steps", 2)
-    one, two = (last(tmp_path / name) for name in ("one", "two"))
-    assert one["config"] == two["config"]
-    assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
-    torch.save(torch.load(published, weights_only=True), tmp_path / "last.bin")
-    assert "--key" in tuned(data, tmp_path, *HISCO, "--eval-only", code=2)
-
-
-@pytest.mark.processes
-@pytest.mark.full
-def test_a_run_of_ours_keeps_its_codes_too(tmp_path):
-    train, val = write_rows(tmp_path / "train.csv", 24), write_rows(tmp_path / "val.csv", 8, 300)
-    files = ["--train-data", train, "--val-data", val, "--save-dir", tmp_path / "first"]
-    run(TRAIN_MIXER, *files, "--model-size", "tiny", *SMALL)
-    first, data = last(tmp_path / "first"), titles(tmp_path / "data.csv")
-    start = ["--max-steps", 1, "--initial-checkpoint", tmp_path / "first"]
-    tuned(data, tmp_path / "second", *HISCO, *start)
-    second, new = last(tmp_path / "second"), sorted({*CODES} - first["key"].keys())
-    assert list(second["key"]) == [*first["key"], *new] and new and second["config"]["text"] == "as-is"
-    assert torch.allclose(rows_of(second, first["key"]), rows_of(first, first["key"]), atol=1e-6)
-    output = tuned(data, tmp_path / "third", *HISCO, "--formatter", "gpf", *start)
-    assert "--formatter hisco --block-size 5" in output
-    assert list(last(tmp_path / "third")["key"]) == CODES
+    assert list(state_of(tmp_path / "added")["key"]) == codes  # and new ones could have come behind them
 
 
 @pytest.mark.processes
@@ -187,29 +150,21 @@ def test_the_published_target_mask_is_the_float_that_torch_adds():
         assert not torch.allclose(ours.decode(memory, target), expected, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    "columns, name",
-    [
-        ("OCC1950_1", "OCC1950"),
-        ("code1 code2", "code"),
-        ("occ1950", "occ1950"),
-        ("a_1 a_10", "a"),
-        ("a b", "a"),
-    ],
-)
-def test_names_of_systems(columns, name):
-    assert models.system_name(BlockyFormatter("gpf", words(columns))) == name
+def test_names_of_systems():
+    for columns, name in (("OCC1950_1", "OCC1950"), ("code1 code2", "code"), ("a_1 a_10", "a"), ("a b", "a")):
+        assert models.system_name(BlockyFormatter("gpf", words(columns))) == name
 
 
 @pytest.mark.processes
 def test_the_folder_of_another_trainer_is_left_alone(published, tmp_path):
-    """Its last.bin has no settings: never a word of overwriting it."""
     content = torch.load(published, weights_only=True) | {"optimizer": {}, "scheduler": {}}
     torch.save({**content, "key": {code: i for i, code in enumerate(hisco_key())}}, tmp_path / "last.bin")
     before = (tmp_path / "last.bin").read_bytes()
     said = tuned(titles(tmp_path / "data.csv"), tmp_path, *HISCO, code=2)
     assert f"--initial-checkpoint {tmp_path}/last.bin and another folder" in said
     assert "overwrite" not in said and (tmp_path / "last.bin").read_bytes() == before
+    torch.save(torch.load(published, weights_only=True), tmp_path / "last.bin")
+    assert "--key" in tuned(titles(tmp_path / "data.csv"), tmp_path, *HISCO, "--eval-only", code=2)
 
 
 @pytest.mark.processes
@@ -223,6 +178,8 @@ def test_a_data_set_may_be_a_folder(tmp_path):
     assert "24 rows for training, 8 for validation" in tuned(tmp_path, tmp_path / "out", *flags)
     both = ["--dataset", train, val, "--save-path", tmp_path / "both", "--prepare-only", "--share-val", 0]
     assert "Rows: 32 read, 32 for training" in run_here(finetune.main, *both)
+    names = "conflicts.csv data_report.json histocc.json key.csv prepared rejected_rows.csv"
+    assert sorted(os.listdir(tmp_path / "both")) == names.split()
     write_csv(tmp_path / "more.csv", ["a"], [])
     with pytest.raises(UserError, match=r"a folder with 3 tables .*histocc mix --train-data"):
         inputs.dataset_files([str(tmp_path)])
@@ -282,7 +239,7 @@ def test_a_general_purpose_model_is_fine_tuned_with_its_tokens(tmp_path, monkeyp
     frame = pandas.DataFrame(columns)
     before = frame.copy()
     assert mod.finetune(frame, "out", "occ1", "da", "lang", **once) is mod and frame.equals(before)
-    state = torch.load("out/last.bin", weights_only=True)
+    state = state_of("out")
     assert state["formatter"] == {**formatter.to_dict(), "chars": digits, "allow_short": False}
     assert state["system"] == "icem" and list(state["key"]) == [*key, "999"]
     assert state["config"]["text"] == "ascii-lower"
@@ -293,11 +250,10 @@ def test_a_general_purpose_model_is_fine_tuned_with_its_tokens(tmp_path, monkeyp
 
     mod = OccCANINE("icem.bin", device="cpu", target_cols=["icem_1", "icem_2"])
     second = [float("nan"), *([102.0] * 39)]
-    numbers = pandas.DataFrame(
-        {"occ1": texts, "icem_1": [101.0 + i % 7 for i in range(40)], "icem_2": second}
-    )
+    first = [101.0 + i % 7 for i in range(40)]
+    numbers = pandas.DataFrame({"occ1": texts, "icem_1": first, "icem_2": second})
     mod.finetune(numbers, save_path="floats", **once)
-    found = torch.load("floats/last.bin", weights_only=True)["key"]
+    found = state_of("floats")["key"]
     assert list(found) == [*key, *map(str, range(101, 108))]
 
 
@@ -367,9 +323,6 @@ def test_the_loss_is_the_one_that_was_decided():
     assert made.seq2seq_weight == 0.25
 
 
-# ---- the linear decoder
-
-
 def flags(data, folder, *more):
     columns = ["--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco"]
     return ["--dataset", data, *columns, *TINY, "--save-path", str(folder), *more]
@@ -399,27 +352,10 @@ def test_its_rate_is_a_multiple_of_the_other(setup):
     args, _, model = setup
     fast = of_run.fast_parameters(model, None, False, args.linear_loss)
     assert fast == (["linear_decoder.weight", "linear_decoder.bias"], 5.0)
+    assert of_run.fast_parameters(model, None, False, MEAN) == (fast[0], 30.0)
+    assert of_run.fast_parameters(mixer(), None, False, MEAN) == ([], 1.0)  # of initial weights
     optimizer = make_optimizer(model, 0.01, 1e-3, fast)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
     assert optimizer.param_groups[1]["params"] == list(model.linear_decoder.parameters())
     assert [group["initial_lr"] for group in optimizer.param_groups] == pytest.approx([1e-3, 5e-3])
     assert len(make_optimizer(model, 0.01, 1e-3, ([], 1.0)).param_groups) == 1
-
-
-@pytest.mark.full
-def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):
-    """A run that continues has the rates of its start; one that starts from a linear decoder trains it like
-    the rest.
-    """
-    data = write_rows(tmp_path / "data.csv", 60)
-
-    def rate(folder, *more) -> str:
-        asked = flags(data, tmp_path / folder, "--batch-size", 16, *more)
-        return re.search(r"Learning rate: (.*)", run_here(finetune.main, *asked))[1]
-
-    for steps in (2, 4):
-        published = ["--learning-rate", 2e-5, "--linear-loss", "mean"] if steps == 2 else []
-        assert re.search("^0.001 .* 5 times", rate("new", "--max-steps", steps))
-        assert re.search("^2e-05 .* 30 times", rate("published", "--max-steps", steps, *published))
-    said = rate("initial", "--max-steps", 1, "--initial-checkpoint", tmp_path / "new")
-    assert said.startswith("2e-05 ") and "times" not in said
