@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from helpers import FINETUNE, TINY, read_logs, run, write_rows
+from helpers import state_of
 from torch import nn
 
 from histocc.runtime.checkpoint import Saver
@@ -19,8 +19,6 @@ NAN = math.nan
 
 
 class Line:
-    """One weight; `loss` is that of the validation."""
-
     columns = ("loss",)
     loss = NAN
 
@@ -71,9 +69,8 @@ class Training:
 
 
 def files(folder):
-    """Names of the checkpoints and the steps that they are of."""
     names = [name for name in sorted(os.listdir(folder)) if name.endswith(".bin")]
-    return {name: torch.load(folder / name, weights_only=True)["step"] for name in names}
+    return {name: state_of(folder, name)["step"] for name in names}
 
 
 @pytest.mark.parametrize(
@@ -116,15 +113,3 @@ def test_a_best_checkpoint_that_could_not_be_written_is_no_measure(tmp_path):
     training.to_the_end()
     assert any(line.startswith("WARNING: the checkpoint of step 2") for line in training.lines)
     assert files(tmp_path)["best.bin"] == 3 and training.state.best_val_loss == 2.0
-
-
-@pytest.mark.processes
-@pytest.mark.full
-def test_a_learning_rate_that_is_far_too_high(tmp_path):
-    data = write_rows(tmp_path / "rows.csv", 40)
-    flags = ["--dataset", data, *TINY, "--formatter", "hisco", "--save-path", tmp_path / "run"]
-    flags += ["--batch-size", 4, "--log-interval", 2, "--eval-interval", 2, "--save-interval", 1]
-    output = run(FINETUNE, *flags, "--warmup-pct", 0, "--learning-rate", 1e9, processes=2, code=1)
-    assert output.count("error: step 2: the loss of the validation is nan") == 1
-    assert not (tmp_path / "run" / "best.bin").exists()
-    assert [row["step"] for row in read_logs(tmp_path / "run")] == [2]

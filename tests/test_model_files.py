@@ -21,7 +21,7 @@ from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model.canine import CanineConfig
 from histocc.model.confidence import Thresholds
 from histocc.predict.coder import Coder
-from histocc.published import formats, models
+from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
@@ -205,39 +205,6 @@ def test_a_changed_file_codes_as_before_or_is_refused(forms, tmp_path, form):
     assert refused > MUTATIONS // 4
 
 
-def test_a_changed_checkpoint_is_resumed_as_it_was_or_passed_over(tmp_path):
-    states = {"2.bin": run_state(2), "last.bin": run_state(5)}
-    (tmp_path / "good").mkdir()
-    for name, state in states.items():
-        checkpoint.save(OwnFiles(str(tmp_path / "good")), [name], state)
-    folder = tmp_path / "run"
-    for number in range(MUTATIONS // 3):
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(tmp_path / "good", folder)
-        what = mutate(folder / "last.bin", random.Random(number))
-        try:
-            path, state, wrong = checkpoint.newest_good(str(folder), models.load_run)
-        except checkpoint.ForeignCheckpoint:
-            continue
-        assert len(wrong) == (not path.endswith("last.bin")), what
-        expected = states[os.path.basename(path)]
-        same = {name: state[name] for name in expected}
-        assert checkpoint.checksum_of(same) == checkpoint.checksum_of(expected), what
-
-
-def test_a_flipped_bit_of_an_export_is_noticed(forms, tmp_path):
-    file = tmp_path / "model" / "model.safetensors"
-    shutil.copytree(forms["exported safetensors"][0].parent, file.parent)
-    good = file.read_bytes()
-    start = 8 + int.from_bytes(good[:8], "little")
-    for at in range(start, len(good), (len(good) - start) // 15):
-        file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-        with pytest.raises(UserError, match="not what its checksum says"):
-            formats.load_content(str(file))
-    file.write_bytes(good)
-    assert codes(file) == forms["exported safetensors"][1]
-
-
 # ---- without it: data, loaded strictly
 
 POSITIONS = "encoder.char_embeddings.char_position_embeddings.weight"
@@ -247,7 +214,6 @@ TO_CODE = {
     "config: hidden_size": [0, 10**9],
     "config: num_attention_heads": [0],
     "config: layer_norm_eps": ["a", -1],
-    "config: hidden_act": [["gelu"]],
     "config: num_hidden_layers": [10**7, 2],
     "config: decoder_dim_feedforward": [10**12],
     "config: ngrams": [{"rows": 10**12, "width": 10**12}],
@@ -256,10 +222,7 @@ TO_CODE = {
     "formatter: block_size": [10**9],
     "formatter: kind": ["occ1950"],
     "formatter": [5],
-    "formatter: target_cols": [[5]],
     "key: 22222": [0, None, 1.0],
-    "key: 22222 ": [5],
-    "key: 44444": [...],
     "key": [7],
     "thresholds: default": [2.0],
     "confidence": [
@@ -272,7 +235,6 @@ TO_CODE = {
     "kind": ["ensemble"],
     "step": ["x"],
     "position": [None],
-    "args": [[]],
     "format": [2],
     "model": [..., {}],
     f"model: {POSITIONS}": [
@@ -288,14 +250,11 @@ TO_CODE = {
 }
 TO_RESUME = {
     "optimizer": [...],
-    "scheduler": [...],
-    "step": [...],
     "position": [{}],
     "position: sums": [5],
     "rng: threads": [0],
     "rng": [{}],
     "optimizer: state: 3: exp_avg": [torch.zeros(7)],
-    "optimizer: state: 0: exp_avg_sq": [torch.zeros(9, 4)],
     "optimizer: state: 3: step": [...],
     "optimizer: param_groups": [[]],
     "optimizer: param_groups: 0: params": [[0]],
@@ -314,7 +273,6 @@ def put(state: dict, entry: str, value) -> None:
 
 
 def resumed_from(folder: Path) -> dict:
-    """As a run does it."""
     asked = SimpleNamespace(save_path=str(folder), overwrite=False, dry_run=True)
     threads = torch.get_num_threads()
     state = script.find_resumable(asked, World(), models.load_run, lambda _: None, "abc")
@@ -395,7 +353,6 @@ def test_a_model_without_one_of_its_decoders(forms, tmp_path, kind, lacks, decod
         ("config.json", "{", "JSONDecodeError"),
         ("config.json", '{"layer_norm_eps": NaN}', "layer_norm_eps: found nan"),
         ("config.json", "[" * 100_000, "RecursionError"),
-        ("config.json", b'{"\xff": 1}', "UnicodeDecodeError"),
         ("config.json", None, "is a pipe"),
         ("config.json", '{"num_attention_heads": ' + "9" * 5000 + "}", "cannot be read"),
         ("config.json", '{"num_classes": 5}', "no len()"),
@@ -415,7 +372,7 @@ def test_what_lies_beside_published_weights_is_checked(forms, tmp_path, name, co
     elif content is ...:
         beside.mkdir()
     else:
-        beside.write_bytes(content if isinstance(content, bytes) else content.encode())
+        beside.write_text(content)
     with pytest.raises(UserError) as caught:
         codes(file)
     assert name in str(caught.value) and said in str(caught.value), caught.value

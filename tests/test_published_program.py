@@ -3,13 +3,10 @@ every form of weights, and keys with gaps too; what is no model is refused.
 """
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import REPO
 
 from histocc import export
 from histocc.formatter import BlockyFormatter, hisco_key
@@ -24,7 +21,6 @@ pytest.importorskip("unidecode")
 from benchmarks.parity import compared, hisco_program, rows_to_code
 from benchmarks.published_program import PublishedProgram
 
-REAL = Path(os.environ.get("HISTOCC_REAL_DATA") or REPO.parent / "shared" / "data") / "occupations_en.csv"
 TINY = model_config("tiny").to_dict()
 GENERAL = BlockyFormatter("gpf", ["a"])
 COMMA_KEY = [f"{i},{i * 7 % 300},{-i % 40}" for i in range(40)] + ["5", "6,1"]
@@ -92,21 +88,6 @@ def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
             assert coder.code(["smed"], ["da"], decoder)[0].conf is not None
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="the real rows are not here")
-@pytest.mark.full
-def test_real_rows(tmp_path):
-    program = hisco_program("tiny")
-    check(program, load(save(program, tmp_path / "model.bin")), rows_to_code(str(REAL), 0)[::16])
-
-
-@pytest.mark.full
-def test_the_size_that_is_published(tmp_path, made_up):
-    program = hisco_program("base")
-    coder = Coder.load(save(program, tmp_path / "model.bin"), batch_size=16)
-    found = compared(program, coder, made_up[:12], 12, 0)
-    assert found["equal"] == found["rows"] and found["rows"]["greedy"] == 12
-
-
 def test_general_purpose_weights(tmp_path, made_up):
     for name, key, separator, tokens in (
         ("comma", COMMA_KEY, ",", None),
@@ -124,7 +105,6 @@ def test_general_purpose_weights(tmp_path, made_up):
 
 
 def test_a_folder_as_the_hub_has_it(tmp_path, made_up):
-    """Weights, config.json with the positions, key.json and chars.json beside it."""
     from safetensors.torch import save_file
 
     program = general_program(PLAIN_KEY[:60], "", DIGITS)
@@ -297,9 +277,6 @@ def test_every_form_is_read(folder, name, kind, lacking):
     assert {name.partition(".")[0] for name in expected.keys() - shapes} == lacking
 
 
-# ---- keys
-
-
 @pytest.mark.parametrize(
     "key, codes",
     [
@@ -360,9 +337,6 @@ def test_an_output_without_a_code_is_never_answered(folder, tmp_path, capsys, ke
     assert list(first["key"]) == coder.codes and len(first["model"]["linear_decoder.bias"]) == 4
 
 
-# ---- what is refused
-
-
 def test_what_is_no_model_is_refused(tmp_path):
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.bin")
     torch.save({"model": {}, "x": Path("x")}, tmp_path / "code.bin")
@@ -376,7 +350,7 @@ def test_what_is_no_model_is_refused(tmp_path):
             formats.read_published(str(tmp_path / name))
 
 
-def test_names_on_the_hub(monkeypatch):
+def test_names_on_the_hub():
     for name, expected in (
         ("OccCANINE_s2s_mix", "Christianvedel/OccCANINE_s2s_mix"),
         ("Christianvedel/OccCANINE_s2s", "Christianvedel/OccCANINE_s2s"),
@@ -384,11 +358,6 @@ def test_names_on_the_hub(monkeypatch):
         ("google/canine-s", "google/canine-s"),
     ):
         assert hub_name(name) == expected
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match="pip install huggingface_hub"):
-        models.find_weights("someone/a-model", "--model")
-    with pytest.raises(UserError, match="--model x: no checkpoint there"):
-        models.find_weights("./nowhere/at/all", "--model x")
 
 
 def test_names_of_the_published_package():
