@@ -50,7 +50,6 @@ def batch_of(rows, length, width=None, **more):
     ],
 )
 def test_are_about_those_of_the_matrix_products(monkeypatch, size, length, ngrams, frozen):
-    """Those that torch counts itself in its own products."""
     monkeypatch.setattr(device, "onednn_pays", lambda: False)
     model, batch = model_of(size, ngrams, frozen), batch_of(2, length)
     with FlopCounterMode(display=False) as counted:
