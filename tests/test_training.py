@@ -228,14 +228,18 @@ class TestFinetune:
         data, folder = write_rows(tmp_path / "data.csv", 60), tmp_path / "run"
         flags = ["--dataset", data, *TINY, "--batch-size", 16, "--save-path", folder, "--best-by", "loss"]
         flags += ["--eval-interval", 1, "--learning-rate", 0.03, "--patience", 2]
+        columns = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
         said = run_here(finetune.main, *flags)
+        assert f"Columns: {' '.join(columns)}, by their names in {data}\n" in said
+        args = state_of(folder)["args"]
+        assert (args["formatter"], args["language"], args["language_col"]) == ("hisco", "unk", "lang")
         losses = {row["step"]: row["val_loss"] for row in read_logs(folder)}
         best, last = min(losses, key=losses.get), len(losses)
         assert state_of(folder, "best.bin")["step"] == best == last - 2 and state_of(folder)["step"] == last
         assert f"finished at step {last} of 20." in said
         before, said = times_of(folder), run_here(finetune.main, *flags)
         assert f"is finished ({last} steps)" in said and times_of(folder) == before
-        said = run_here(finetune.main, *flags[:-1], 3, "--max-steps", last + 1)
+        said = run_here(finetune.main, *flags[:-1], 3, "--max-steps", last + 1, *columns)
         assert f"Resuming from step {last} " in said
         assert "--patience" in run_here(finetune.main, *flags, "--overwrite", "--share-val", 0, code=2)
 
@@ -292,3 +296,16 @@ class TestFinetune:
         rows, kept = (state["model"]["linear_decoder.weight"] for state in (old, new))
         for code, number in old["key"].items():
             assert torch.allclose(rows[number], kept[new["key"][code]], atol=1e-6)
+
+    def test_codes_may_be_shorter_than_a_block_if_asked(self, tmp_path):
+        rows = [("miller", "a12"), ("smith", "b9"), ("farmer", "?")]
+        flags = [
+            "--dataset",
+            write_csv(tmp_path / "data.csv", ("occ1", "code"), rows),
+            "--target-cols",
+            "code",
+        ]
+        flags += ["--block-size", 3, "--allow-codes-shorter-than-block-size", *TINY, "--share-val", 0]
+        run_here(finetune.main, *flags, "--max-steps", 1, "--save-path", tmp_path / "run")
+        state = state_of(tmp_path / "run")
+        assert list(state["key"]) == ["?", "a12", "b9"] and state["system"] == "code"
