@@ -19,6 +19,8 @@ from histocc.runtime.device import has_bfloat16
 from histocc.text import encode, padded_width
 
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+# width 768 with fewer layers and smaller tables, for speed
+BASE = {"num_hidden_layers": 2, "num_hash_buckets": 1024}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 TOLERANCE = 3e-5
 
@@ -80,6 +82,14 @@ def test_tiny_equals_reference_with_least_padding(tiny_pair, max_len, characters
         groups.setdefault(padded_width(n, max_len), []).append(n + 2)
     for width, lengths in groups.items():
         assert difference(*tiny_pair, *batch(lengths, width), reference_width=max_len) <= TOLERANCE, width
+
+
+@pytest.mark.full
+def test_base_width_equals_reference():
+    pair = make_pair(BASE)
+    assert difference(*pair, *batch([1, 3, 61, 126, 128], 128)) <= TOLERANCE
+    assert difference(*pair, *batch([5, 128, 255], 256)) <= TOLERANCE
+    assert difference(*pair, *batch([22], padded_width(20)), reference_width=128) <= TOLERANCE
 
 
 def test_state_dict_fits_both_ways(tiny_pair):

@@ -5,6 +5,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -39,9 +40,11 @@ SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 class Job:
     """A small run of train_mixer.py, dropout and noise on, that is started, interrupted and continued."""
 
-    def __init__(self, folder, *, epochs=4, processes=None, flags=(), launcher=(), script=TRAIN_MIXER):
+    def __init__(
+        self, folder, *, epochs=4, processes=None, flags=(), launcher=(), logs=None, script=TRAIN_MIXER
+    ):
         self.folder, self.processes, self.launcher, self.script = folder, processes, launcher, script
-        self.logs = folder.parent
+        self.logs = logs or folder.parent
         train, val = self.logs / "train.csv", self.logs / "val.csv"
         if not val.exists():
             write_rows(train, 24)
@@ -375,6 +378,28 @@ def test_a_stop_while_torch_is_imported_leaves_nothing(folder):
     code, output = job.end(process)
     assert code == 0 and "Stopped by SIGUSR1. Give the same command again" in output, output
     assert not job.folder.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small disk needs root")
+@pytest.mark.full
+def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        job = Job(disk / "run", epochs=1, logs=folder, flags=["--ngrams", "none"])  # nothing is saved before
+        output = job.run("--timeout-minutes", 0.05, code=1)
+        assert "Note: the run waits for up to 0.05 minutes" in output
+        assert "WARNING: the checkpoint of step 4" in output and "Traceback" not in output
+        assert "error: the last checkpoint, of step 6" in output
+        assert not [name for name in os.listdir(job.folder) if name.endswith(".bin") or ".tmp" in name]
+        assert [row["step"] for row in job.rows()] == [3, 5, 6]
+        subprocess.run(["mount", "-o", "remount,size=400m", disk], check=True)
+        assert "Finished at step 6" in job.run()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 # ---- tests/run --faults

@@ -3,10 +3,12 @@ every form of weights, and keys with gaps too; what is no model is refused.
 """
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import REPO
 
 from histocc import export
 from histocc.formatter import BlockyFormatter, hisco_key
@@ -21,6 +23,7 @@ pytest.importorskip("unidecode")
 from benchmarks.parity import compared, hisco_program, rows_to_code
 from benchmarks.published_program import PublishedProgram
 
+REAL = Path(os.environ.get("HISTOCC_REAL_DATA") or REPO.parent / "shared" / "data") / "occupations_en.csv"
 TINY = model_config("tiny").to_dict()
 GENERAL = BlockyFormatter("gpf", ["a"])
 COMMA_KEY = [f"{i},{i * 7 % 300},{-i % 40}" for i in range(40)] + ["5", "6,1"]
@@ -86,6 +89,21 @@ def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
                 coder.code(["smed"], ["da"], decoder)
         else:
             assert coder.code(["smed"], ["da"], decoder)[0].conf is not None
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the real rows are not here")
+@pytest.mark.full
+def test_real_rows(tmp_path):
+    program = hisco_program("tiny")
+    check(program, load(save(program, tmp_path / "model.bin")), rows_to_code(str(REAL), 0)[::16])
+
+
+@pytest.mark.full
+def test_the_size_that_is_published(tmp_path, made_up):
+    program = hisco_program("base")
+    coder = Coder.load(save(program, tmp_path / "model.bin"), batch_size=16)
+    found = compared(program, coder, made_up[:12], 12, 0)
+    assert found["equal"] == found["rows"] and found["rows"]["greedy"] == 12
 
 
 def test_general_purpose_weights(tmp_path, made_up):
