@@ -349,6 +349,14 @@ def test_what_does_not_fit_a_folder_is_refused_before_coding(model, tmp_path):  
     (tmp_path / "out" / "part-00001.csv").unlink()
     said = run_here(predict.main, "--join", tmp_path / "out", "--output", tmp_path / "j.csv", code=2)
     assert "parts missing: 1 of 2" in said
+    part = tmp_path / "out" / "part-00001.csv"
+    whole = (tmp_path / "out" / "part-00000.csv").read_bytes()
+    for damaged, why in (
+        (whole[:-2], "cut off within its last line: copy it again"),
+        (whole + b"a,b\n", f"line 14 of a part cannot be read ({part}: cells in the row: 2"),
+    ):
+        part.write_bytes(damaged)
+        assert why in run_here(predict.main, "--join", part.parent, "--output", tmp_path / "j.csv", code=2)
     said = run_here(predict.main, "--join", folder, "--output", tmp_path / "j.csv", code=2)
     assert "was not written by predict" in said
 

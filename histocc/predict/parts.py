@@ -174,12 +174,18 @@ def join(args: PredictConfig) -> str:
     if (os.path.realpath(output)).startswith(os.path.realpath(folder) + os.sep):
         raise UserError(f"--output {output} is inside {folder}, whose readers would then find all rows twice")
     paths = [os.path.join(folder, name) for name in there["parts"]]
+    remedy = "copy it again, or remove it and repeat the command that writes it"
     if missing := [path for path in paths if not os.path.isfile(path)]:
         what = f"parts missing: {len(missing):,} of {len(paths):,} ({missing[0]})"
         raise UserError(f"{folder}: {what}; repeat the command that writes them to continue")
     inputs: dict[str | None, str] = dict.fromkeys(paths, "a part")
     problems = files.problems([output], inputs, args.overwrite, endings=tuple(ENDINGS))
     raise_if_any([*problems, *missing_package(output)])
+    for path in paths:
+        with open(path, "rb") as part:
+            part.seek(max(0, os.path.getsize(path) - 1))
+            if path.endswith(".csv") and part.read() != b"\n":
+                raise UserError(f"{path}: is cut off within its last line: {remedy}")
     parts = [part_of(path, folder) for path in paths]
     table, system = table_format(parts), there["settings"]["system"]
     written = coded_columns(table.names, table.names.index(f"{system}_1"))
@@ -200,6 +206,9 @@ def join(args: PredictConfig) -> str:
         table_writer(file, output, header, are_numbers, types) as write,
     ):
         for chunk in read_chunks(parts, kept):
+            for line, _, reason in chunk.faults:
+                named = "" if len(parts) > 1 else f"{paths[0]}: "
+                raise UserError(f"line {line:,} of a part cannot be read ({named}{reason}): {remedy}")
             write(list(zip(*chunk.columns)))
             rows += len(chunk.lines)
     lists = unread(folder, there["parts"])
