@@ -139,7 +139,7 @@ def test_rows_without_a_code_are_coded_and_the_others_stay(model, tmp_path, endi
     before = [dict(row, decided_by="model") for row in whole]
     for i, row in enumerate(before):
         changed = {"hisco_1": ("44444", "", "NA", "")[i % 4], "decided_by": "Ann" if i % 4 == 3 else "model"}
-        row |= changed | {"hisco_2": "", "prob_1": "0.5", "conf": "", "title_1": "by hand"}
+        row |= changed | {"hisco_2": "", "hisco_3": "", "prob_1": "0.5", "conf": "", "title_1": "by hand"}
     write_csv(tmp_path / "coded.csv", before[0], [row.values() for row in before])
     for flag, kept in (("--only-missing", (0, 3)), ("--overwrite-columns", (3,))):
         output = tmp_path / f"{flag}{ending}"
@@ -160,14 +160,19 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     rows = read(output)
     assert list(rows[0])[:4] == ["occ1", "hisco_1", "title_1", "prob_1"] and list(rows[0])[-1] == "note"
     assert [row["hisco_1"] for row in rows][::2] == ["22222", " 1234.0 "]
-    assert rows[1]["prob_1"] and [row["conf"] for row in rows][::2] == ["1", "1"]
-    assert [text.text for text in most_wrong_first(CodedFile(str(output)).texts.values())][0] == "fisker"
+    assert rows[1]["prob_1"] and [row["conf"] for row in rows][::2] == ["1", ""]
+    order = most_wrong_first(CodedFile(str(output)).texts.values())
+    assert [text.text for text in order][:2] == ["kok", "fisker"]  # 1234 is no code
     odd = [("smed", "unclear"), ("smed", "=-1"), ("smed", '="22222"'), ("smed", ""), ("smed", "83110")]
-    source = write_csv(tmp_path / "odd.csv", ["occ1", "hisco_1"], odd)
+    odd = [*((*row, "") for row in odd), ("smed", "", "22222")]  # a code in any column is kept
+    source = write_csv(tmp_path / "odd.csv", ["occ1", "hisco_1", "hisco_2"], odd)
     said = predict_here("--model", model, "--input", source, "--output", tmp_path / "o.csv", "--only-missing")
     found = [(row["hisco_1"], row["title_1"][:7], row["needs_review"]) for row in read(tmp_path / "o.csv")]
     assert found[0] == ("unclear", "", "1") and found[1] == ("=-1", "Missing", "0")  # "1": it is no code
-    assert [row[2] for row in found[2::2]] == ["0", "0"] and "4 with codes kept" in said
+    assert [row[2] for row in (*found[2::2], found[5])] == ["0"] * 3 and "5 with codes kept" in said
+    first, *_, last = read(tmp_path / "o.csv")
+    assert [first["conf"], first["conf_fitted"]] == ["", "0"]
+    assert [last[f"hisco_{i}"] for i in (1, 2)] == ["", "22222"] and last["conf"] == "1"
     # what stands beside a kept code is filled where it is missing
     path = write_csv(tmp_path / "in.csv", ["occ1", "hisco_1", "note"], [*cells, ("kemiker", "1110", "")])
     flags_of_classes = "--only-missing", "--classes", "hisclass", "--overwrite"
@@ -179,7 +184,7 @@ def test_a_table_that_was_coded_in_part_can_be_reviewed(model, tmp_path):
     fitted = save_model(tmp_path / "run", hisco_blocky5(), CODES, confidence=held)
     topk = ("--decoder", "topk", "--only-missing", "--overwrite")
     predict_here("--model", fitted, "--input", path, "--output", output, *topk)
-    assert {row["conf_fitted"] for row in read(output)} == {"1"}  # also of codes that are kept
+    assert [row["conf_fitted"] for row in read(output)] == ["1", "1", "0", "1"]  # also of codes that are kept
     pytest.importorskip("xlsxwriter")
     names = ["occ1", "hisco_1", "prob_1", "conf", "conf_fitted", "needs_review"]
     words = write_csv(tmp_path / "words.csv", names, [("smed", "22222", "", "0,83", "1", "0")])

@@ -226,7 +226,7 @@ class Coding:
             problems.append(f"--input-col: this model cleans texts ({coder.text_rule}) and reads one column")
         others = [name for name in header if name not in self.old]
         if twice := {name: None for name in asked if [*others, *asked].count(name) > 1}:
-            ways = f"--overwrite-columns replaces them, --only-missing fills them where {first} is blank,"
+            ways = "--overwrite-columns replaces them, --only-missing fills them in rows without a code,"
             ways = f"{ways} --system NAME and --no-titles avoid some; or rename them in the input"
             ways = "no codes of predict come before them; rename them in the input" if replaces else ways
             problems.append(f"output would have several columns {', '.join(map(repr, twice))}: {ways}")
@@ -276,7 +276,7 @@ class Coding:
 
     def chunks(self) -> Iterator[tuple[Records, list[bool]]]:
         """Yield the input, many rows at a time, and whether each row keeps its codes."""
-        args, codes = self.args, [f"{self.system}_1"] * self.args.only_missing
+        args, codes = self.args, numbered(self.old_codes * self.args.only_missing, self.system)
         table = self.table = Table(
             *(self.path, self.how, self.input_cols, codes, None),
             language=args.language or UNKNOWN_LANGUAGE,
@@ -289,9 +289,9 @@ class Coding:
         for some in table.records(self.world.give_up_if_asked, self.span):
             stays = [self.keeps_rows and bool(name) for name in some.deciders]
             if args.only_missing:
-                cells = some.filled[table.codes[0]]
-                has_code = (code_of_cell(cell, self.coder.formatter, self.key) for cell in cells)
-                stays = [is_decided or bool(code) for is_decided, code in zip(stays, has_code)]
+                rows = zip(*(some.filled[place] for place in table.codes))
+                has_code = (any(code_of_cell(x, self.coder.formatter, self.key) for x in row) for row in rows)
+                stays = [is_decided or has for is_decided, has in zip(stays, has_code)]
             yield some, stays
 
     def look_up(self, text: str, language: str) -> tuple[Coded | None, tuple[str, str]]:
@@ -351,10 +351,11 @@ class Coding:
         cells |= {name: str(row[place]) for name, place in self.old.items()}
         written = (cells[f"{self.system}_{i}"] for i in range(1, self.old_codes + 1))
         codes = [code_of_cell(cell, self.coder.formatter, self.key) for cell in written]
-        conf = 1.0 if cells["conf"] in ("", "1") else None  # None: a model gave them
-        beside = self.cells_beside(Coded(codes, [], conf, source=""))
+        conf = 1.0 if cells["conf"] in ("", "1") else None  # None: a model gave them, or they are none
         if not (is_decided or self.codes_to_keep.issuperset(filter(None, codes))):
-            cells[ANSWER[-1]] = "1"
+            cells |= zip(ANSWER, ("", "0", "1")) if conf else {ANSWER[-1]: "1"}
+            conf = None
+        beside = self.cells_beside(Coded(codes, [], conf, source=""))
         return [cell or beside.get(name, "") for name, cell in cells.items()]
 
     # ---- pieces

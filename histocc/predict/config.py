@@ -135,7 +135,7 @@ class FileFlags(FormatFlags, TitleFlags):
         "end", "where new columns go: at the end, or beside the texts", choices=("end", "beside")
     )
     overwrite_columns: bool = flag(False, "replace the columns of an earlier coding")
-    only_missing: bool = flag(False, "code only rows without a first code; the others keep theirs")
+    only_missing: bool = flag(False, "code only rows without a code; the others keep theirs")
     overwrite: bool = flag(False, "replace an output that exists", resumable=True)
     non_verbose: bool = process_flag(False, "print only warnings and errors")
 
