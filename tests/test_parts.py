@@ -4,6 +4,7 @@ what is refused.
 
 import gzip
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -359,6 +360,14 @@ def test_what_does_not_fit_a_folder_is_refused_before_coding(model, tmp_path):  
         assert why in run_here(predict.main, "--join", part.parent, "--output", tmp_path / "j.csv", code=2)
     said = run_here(predict.main, "--join", folder, "--output", tmp_path / "j.csv", code=2)
     assert "was not written by predict" in said
+
+
+def test_advice_on_unusual_texts_takes_the_whole_folder(tmp_path):
+    held = {"texts": 300, "maps": {"flat": [0.5, 0.0, 0.0, 0.3]}, "curves": {}, "known": 0.9}
+    fitted = save_model(tmp_path / "run", hisco_blocky5(), CODES, confidence=held)
+    said = code(fitted, write_parts(tmp_path / "in", 2), f"{tmp_path}/out/")
+    joins, makes = re.findall(r"\n  histocc (.*)", said)[:2]
+    assert joins == f"predict --join {tmp_path}/out/ --output coded.csv" and "review make coded.csv " in makes
 
 
 def test_two_tasks_with_one_number_are_told_apart(model, tmp_path):  # noqa: F811

@@ -229,6 +229,9 @@ def test_ngrams_alone_read_whole_texts_and_a_short_column_behind_them(tmp_path):
         assert "cut" not in said and "100.0 % of " in said, said
         said, answers = coded(tmp_path / "run", new, tmp_path / "out.csv")
         assert "cut" not in said and [row["P_1"] for row in answers] == [code for _, code in TITLES]
+    vast = write_csv(tmp_path / "vast.csv", header, [("x " * 10_000, "", "", "en")])
+    said, _ = coded(tmp_path / "run", vast, tmp_path / "out.csv")  # no training reads more
+    assert "the 16,384 positions that the model reads, which will be cut: 1\n" in said
     small = words("--model-size tiny --ngrams none --max-steps 1 --batch-size 16")
     said = learned(tmp_path / "encoder", "--dataset", table, *small)
     longest = max(len("en[SEP]" + row[0]) for row in rows) + 2

@@ -530,9 +530,10 @@ class Coding:
         texts = [text for piece in self.pieces for text in piece if text[0].strip()]
         positions = [2 + len(language + LANGUAGE_SEPARATOR + text) for text, language in texts]
         if cut := sum(number > self.coder.max_len for number in positions):
-            remedy = f"train with --max-len {min(max(positions), MOST_LEN)} to read more"
+            longer = min(max(positions), MOST_LEN)
+            remedy = f" (train with --max-len {longer} to read more)" * (longer > self.coder.max_len)
             read = f"the {self.coder.max_len:,} positions that the model reads"
-            yield f"texts longer than {read}, which will be cut: {cut:,} ({remedy})"
+            yield f"texts longer than {read}, which will be cut: {cut:,}{remedy}"
         usual = self.coder.confidence.known
         some = texts[:: max(1, len(texts) // COMPARED)]
         known = self.coder.known_ngrams(*map(list, zip(*some))) if some and usual else 1.0
@@ -541,13 +542,13 @@ class Coding:
                 f"these texts are unlike those on which the confidence was fitted: the model knows"
                 f" {percent(known)} of their n-grams, against {percent(usual)} there. Its"
                 " answers may be worse, and conf wrong. To correct conf, let a person code rows on the sheet"
-                " that the first of these commands makes:"
+                " that review make writes:"
             )
             yield "\n  histocc ".join([what, *map(shlex.join, self.fitting_commands())])
 
     def fitting_commands(self) -> list[list[str]]:
         """Return the commands that fit the confidence to rows coded by a person."""
-        args, coded = self.args, self.args.output
+        args, coded = self.args, "coded.csv" if self.args.in_parts else self.args.output
         stem = TABLE_NAME.sub(r"\1", coded)
         texts = text_flags(self.input_cols)
         column = ["--language-col", args.language_col] if args.language_col else []
@@ -558,6 +559,7 @@ class Coding:
         language = column or ["--language", args.language or UNKNOWN_LANGUAGE]
         of_model = [rows, "--model", args.model, *texts, *language, "--fit-confidence", *new]
         return [
+            *[["predict", "--join", (args.asked or args).output, "--output", coded]] * args.in_parts,
             ["review", "make", coded, "--output", sheet, "--rows", "500", "--sample", *review],
             ["review", "apply", sheet, "--to", coded, "--output", final, "--training-data", rows, *review],
             ["evaluate", *of_model],
