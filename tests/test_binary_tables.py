@@ -241,6 +241,7 @@ def merged_workbook(path: Path) -> Path:
         sheet.merge_range("C7:D7", 77610)  # over columns: the value is in the first
         sheet.merge_range("C8:D9", 41025)
         sheet.write("B9", "clerk")
+        sheet.merge_range("B10:B11", "cook")  # row 11 is blank but for it: no row of the table
         sheet.set_row(7, None, None, {"hidden": True})
     return path
 
@@ -248,14 +249,14 @@ def merged_workbook(path: Path) -> Path:
 def test_merged_cells_hold_their_value_in_all_their_rows(tmp_path):
     path = merged_workbook(tmp_path / "a.xlsx")
     assert columns_of(path, ["occ1"]) == {
-        "occ1": ["smith", "old smith", "baker", "old baker", "clerk"],
-        "hisco_1": ["83110", "83110", "77610", "41025", "41025"],
-        "hisco_2": ["", "", "", "", ""],
+        "occ1": ["smith", "old smith", "baker", "old baker", "clerk", "cook"],
+        "hisco_1": ["83110", "83110", "77610", "41025", "41025", ""],
+        "hisco_2": ["", "", "", "", "", ""],
     }
     notes = table_format(str(path), None, None, False, None, ["occ1"]).notes
-    assert "has merged cells (2): every row of such a cell gets its value" in notes
+    assert "has merged cells (3): their rows that hold anything else get their value" in notes
     code, said = outcome(tmp_path, path.read_bytes(), name="t.xlsx")
-    assert code == 0 and "5 for training" in said and "merged cells (2)" in said
+    assert code == 0 and "5 for training" in said and "merged cells (3)" in said
 
 
 def test_merged_cells_of_opendocument_are_named(tmp_path):

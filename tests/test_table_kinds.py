@@ -319,7 +319,8 @@ def test_what_the_user_is_told_of_a_workbook(tmp_path, monkeypatch):
     assert "has no sheet 'X'; it has 'Info', 'Data', 'Other', 'Hidden'" in told("--sheet X")
     said = told("--input-col x")
     assert "no sheet has the column names 'x' in one of its first 20 rows; the sheets and their" in said
-    assert "'Data' ('occ1', 'hisco_1', 'note'); 'Other' ('occ1', 'hisco_1', \"clerk's\\n note\")" in said
+    assert "'Data' (row 2: 'occ1', 'hisco_1', 'note'); 'Other' (row 1: 'occ1', 'hisco_1', " in said
+    assert "'Data' (row 2: 'occ1', 'hisco_1', 'note')." in told("--sheet Data --input-col x")
     said = told("--sheet Data --target-cols x")
     assert "'note'. Name it with --target-cols. Column names must be in" in said
     monkeypatch.setattr("histocc.data.binary.SHEET_ROWS", 2)

@@ -262,13 +262,14 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -
     rows = [(each, i) for each in among for i, row in enumerate(each.top) if any(row)]
     names = [{*unique_names(list(map(composed, each.top[i])))} for each, i in rows]
     is_found = [row for row, there in zip(rows, names) if texts and {*texts} <= there]
-    if texts and not is_found and len({each.name for each, _ in rows}) > 1:
+    is_one = len({each.name for each, _ in rows}) == 1 and _row_of_names(rows[0][0].top) == rows[0][1]
+    if texts and rows and not (is_found or is_one):
         named = ", ".join(map(repr, texts))
         what = f"no sheet has the column names {named} in one of its first {_TOP} rows"
         others = ". Name others with --sheet and --input-col" * flags
-        tops = (max(each.top, key=lambda row: sum(map(bool, row)), default=[]) for each in among)
-        columns = (", ".join(map(repr, filter(None, row))) for row in tops)
-        has = "; ".join(f"{each.name!r} ({some})" for each, some in zip(among, columns))
+        places = [_row_of_names(each.top) for each in among]
+        columns = (", ".join(map(repr, filter(None, [*x.top, []][i]))) for x, i in zip(among, places))
+        has = "; ".join(f"{x.name!r} (row {i + 1}: {y})" for x, i, y in zip(among, places, columns))
         raise UserError(f"{path}: {what}; the sheets and their columns are {has}{others}")
     found, at = next(iter(is_found or rows), (among[0], -1))  # the row with the names of the columns
     while (found, at + 1) in is_found:  # merged cells repeat the row of names
@@ -282,7 +283,7 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -
     if found.rows in (1 << 16, SHEET_ROWS):
         notes += (f"has a full sheet of {found.rows:,} rows: perhaps the table is cut there",)
     if merged := sum(each[1] > row > at + 1 for row, cells in found.special.items() for each in cells):
-        notes += (f"has merged cells ({merged:,}): every row of such a cell gets its value",)
+        notes += (f"has merged cells ({merged:,}): their rows that hold anything else get their value",)
 
     def read(places: Sequence[int]) -> Iterator[RowBlock]:
         blank = [""] * len(names)
@@ -294,6 +295,12 @@ def _workbook(path: str, sheet: str | None, texts: Sequence[str], flags: bool) -
                 yield np.array([number for number, _ in piece], dtype=np.int64), columns
 
     return Binary(kind, names, read, notes, sheets)
+
+
+def _row_of_names(top: list[list[str]]) -> int:
+    """Return the place of the likely column names: titles above them fill at most half as many cells."""
+    filled = [sum(map(bool, row)) for row in top]
+    return next((i for i, count in enumerate(filled) if 2 * count > max(filled)), 0)
 
 
 @lru_cache(maxsize=4)
