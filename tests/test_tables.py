@@ -441,6 +441,8 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "unusual delimiter": (b"occ1/x\na/1\n", None, r"one column only: name the delimiter with --delimiter"),
     "blank lines, no line end at the last": (HEAD + b"\n\nfarmer,61110\n\nsmith,83110", 2, r"2 read"),
     "UTF-16": ((HEAD + GOOD).decode().encode("utf-16"), 2, r"data\.csv was read as UTF-16"),
+    "UTF-32": (HEAD.decode().encode("utf-32"), None, r"is not a CSV file but UTF-32; save it as UTF-8"),
+    "UTF-32 without BOM": (HEAD.decode().encode("utf-32-be"), None, r"not a CSV file but UTF-32; save it as"),
     "a whole file of zeros": (b"\0" * 100, None, r"is not a text file"),
     "damaged workbook": (b"PK\x03\x04rest", None, r"cannot be read as a workbook .* password-protected"),
     "password": (b"\xd0\xcf\x11\xe0", None, r"password-protected or not a workbook; save its table as"),

@@ -79,6 +79,7 @@ _OTHERS = {
     " file=open(sys.argv[2], 'x'))\" IN OUT.jsonl",
     rb'(\xef\xbb\xbf)?\s*(\{[ \t]*[\r\n]\s*"|\[[ \t]*"[^\r\n]*\][ \t]*[\r\n])': "JSON; write each row as an"
     ' object with the names of its columns, {"occ1": "smith"}, on a line of a .jsonl file',
+    rb"\xff\xfe\0\0|\0\0\xfe\xff|[ -~\xa0-\xff]\0\0\0|\0\0\0[ -~\xa0-\xff]": "UTF-32; save it as UTF-8",
     rb'\xff\xfe\{\0[ "\t]|\xfe\xff\0\{\0[ "\t]': "JSON lines in UTF-16; save them in UTF-8",
 }
 
