@@ -66,7 +66,8 @@ OF_LEVEL = ("level_code", "level", "level_conf")  # columns of answers at a leve
 OF_DRAWS = rf"draw_\d+|expected_hiscam|prob_({'|'.join(CLASSES)})_\d+"  # columns of draws
 # numeric columns of predict
 PROBABILITIES = r"((choice_)?prob|prob_\w+)_\d+|(level_)?conf"
-NUMBERS = rf"{PROBABILITIES}|conf_fitted|needs_review|expected_hiscam"
+NUMBER_CLASSES = "hisclass", "hisclass_5", "hiscam"  # classes that are numbers
+NUMBERS = rf"{PROBABILITIES}|conf_fitted|needs_review|expected_hiscam|({'|'.join(NUMBER_CLASSES)})_\d+"
 ANSWER = "conf", "conf_fitted", "needs_review"  # columns after the codes
 _WORDS = "|".join(["title", "desc", *CLASSES, "choice(_prob|_title|_desc)?", "similar_(text|codes)"])
 _NUMBERED = rf"({_WORDS})_\d+|{OF_DRAWS}"

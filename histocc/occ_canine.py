@@ -29,7 +29,7 @@ from histocc.data.config import column_of_languages, text_columns
 from histocc.data.descriptions import descriptions_of, read_descriptions
 from histocc.data.records import fill, is_ditto
 from histocc.data.rows import key_reader, language_name
-from histocc.formatter import CLASSES, DEEPEST, OF_LEVEL, hisco_classes, is_missing
+from histocc.formatter import CLASSES, DEEPEST, NUMBER_CLASSES, OF_LEVEL, hisco_classes, is_missing
 from histocc.job import inputs, train
 from histocc.job.card import PAPER
 from histocc.job.config import FinetuneConfig, finetune_parser
@@ -328,7 +328,9 @@ class OccCANINE:
             columns[f"{self.system}_{i + 1}"] = of_rows
             columns |= {} if long else {f"prob_{i + 1}": probs[:, i]}
             for name, texts in words.items():
-                columns[f"{name}_{i + 1}"] = [code and texts.get(code) or None for code in of_rows]
+                of_codes = [code and texts.get(code) or None for code in of_rows]
+                is_number = name in NUMBER_CLASSES
+                columns[f"{name}_{i + 1}"] = np.array(of_codes, dtype=float) if is_number else of_codes
         more = {"top-k-pos": np.tile(np.arange(k), len(coded))} if long else {}
         return {**columns, "conf": conf, **more}
 

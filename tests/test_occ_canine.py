@@ -177,8 +177,10 @@ def test_the_calls_of_the_published_package(coder, capsys, tmp_path, monkeypatch
     assert list(row)[:5] == ["occ1", "lang", "hisco_1", "prob_1", "desc_1"]
     assert [row[f"desc_{i}"] for i in range(1, 8)] == [dict(rows).get(code) for code in codes_of(row, 7)]
     with_classes = OccCANINE(coder.file, device="cpu", classes=["hisclass", "hiscam"])
+    monkeypatch.setitem(occ_canine.hisco_classes()["hiscam"], "22222", "55.31")
     row = with_classes.predict("smed", "da", **topk)[0]
     assert list(row)[2:7] == ["hisco_1", "prob_1", "desc_1", "hisclass_1", "hiscam_1"]
+    assert {row[f"hiscam_{i}"] for i in range(1, 8)} == {55.31, None}
     titles = {row[f"hisco_{i}"]: row[f"desc_{i}"] for i in range(1, 8)}
     assert titles["-1"] == "Missing, no title" and titles["22222"] is None
     from_hub = Mock(return_value=str(tmp_path))

@@ -13,8 +13,9 @@ import pytest
 from helpers import read, run_here, write_csv
 from test_predict import CODES, HEADER, columns, flags, model, predict_here, refused, save_model, table  # noqa: F401
 
+from histocc.data.binary import Cell
 from histocc.data.tables import read_chunks, table_format
-from histocc.formatter import ANSWER, hisco_blocky5
+from histocc.formatter import ANSWER, CLASSES, hisco_blocky5
 from histocc.predict import __main__ as predict
 from histocc.predict import coding
 from histocc.review import __main__ as review
@@ -40,6 +41,21 @@ def test_a_workbook_has_codes_as_text_and_room_for_every_cell(model, tmp_path, m
     assert "a sheet has 30 rows, but the output has 30" in refused(*again)
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
     assert "out.xlsx needs xlsxwriter: pip install 'histocc[excel]'" in refused(*again)
+
+
+def test_ordered_classes_are_numbers_in_all_but_csv(model, tmp_path):
+    for package in ("python_calamine", "xlsxwriter", "pyarrow", "pyreadstat", "pandas"):
+        pytest.importorskip(package)
+    source = write_csv(tmp_path / "in.csv", ["occ1", "hisco_1"], [("smed", "61110"), ("smed", "22222")])
+    more = ["--model", model, "--input", source, "--only-missing", "--classes", *CLASSES]
+    predict_here(*more, "--output", tmp_path / "out.csv")
+    farmer, none = ([row[f"{name}_1"] for name in CLASSES] for row in read(tmp_path / "out.csv"))
+    assert all(farmer) and not any(none)
+    for ending in (".xlsx", ".parquet", ".dta", ".sav"):
+        predict_here(*more, "--output", tmp_path / f"out{ending}")
+        [chunk] = read_chunks(str(tmp_path / f"out{ending}"), [f"{name}_1" for name in CLASSES])
+        for name, cell, (held, blank) in zip(CLASSES, farmer, chunk.columns):
+            assert held == cell and not blank and isinstance(held, Cell) == (name != "socpo"), (ending, name)
 
 
 def test_a_workbook_differs_in_the_new_columns_alone(model, tmp_path):
