@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import run_here, write_csv
+from helpers import read, run_here, write_csv
 
 from histocc.evaluate import compare
 
@@ -50,6 +50,16 @@ def test_the_figures_are_those_of_the_common_new_texts(tmp_path):
     assert begin in said
     assert ", so this may be chance) on 3 texts that neither has learned from: 83.3 %" in said
     assert "that both reports have with the same codes; left out: 2 of a and 1 of b" in said
+
+
+def test_a_text_is_paired_with_itself_in_its_language_if_the_other_report_has_it(tmp_path):
+    rows = [("smed", "11", said, 1, 0) for said in ("11", "12")]
+    folders = report(tmp_path / "a", rows), report(tmp_path / "b", rows)
+    for folder in folders:
+        answers = zip(read(path := f"{folder}/answers.csv"), ("da", "en"))
+        write_csv(path, HEADER, [{**row, "language": each}.values() for row, each in answers])
+    found = compare.compare(*folders)
+    assert found["rows"] == [0.5, 0.5] and found["lines"][0]["texts"] == 1
 
 
 def test_the_interval_holds_the_true_difference():

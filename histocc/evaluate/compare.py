@@ -25,16 +25,16 @@ from histocc.text import text_key
 Answer = dict[str, str]  # a row of answers.csv
 
 
-def read_answers(folder: str) -> tuple[dict, list[tuple[tuple[str, str], Answer]]]:
-    """Return the report in a folder, and its answers, each with a key: the text without case and blanks, and
-    the codes. Raises UserError.
+def read_answers(folder: str) -> tuple[dict, list[tuple[tuple[str, ...], Answer]]]:
+    """Return the report in a folder, and its answers, each with a key: the text without case and blanks, the
+    codes, the language, and the text as written. Raises UserError.
     """
     try:
         with open(os.path.join(folder, JSON), encoding="utf-8") as file:
             report = json.load(file)
         with open(os.path.join(folder, ANSWERS), encoding="utf-8", newline="") as file:
             answers = list(csv.DictReader(file))
-        return report, [((text_key(x["text"]), x["codes"]), x) for x in answers]
+        return report, [((text_key(x["text"]), x["codes"], x["language"], x["text"]), x) for x in answers]
     except (OSError, ValueError, KeyError) as error:
         what = f"{folder}: holds no report with {ANSWERS}; make one with histocc evaluate ({in_words(error)})"
         raise UserError(what) from None
@@ -75,12 +75,14 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> di
         what = " and ".join(f"{folder} has codes of {x['system']}" for folder, x in zip(folders, models))
         raise UserError(f"{what}: compare models with the same codes")
     learned = {key[0] for key, x in (*answers[0], *answers[1]) if x["learned"] == "1"}
-    others = dict(answers[1])
-    common = [(key, x) for key, x in answers[0] if key in others and key[0] not in learned]
+    # the partner has the same language and writing, if one has
+    others = {key[:most]: x for most in (2, 3, 4) for key, x in answers[1]}
+    common = [(key, x) for key, x in answers[0] if key[:2] in others and key[0] not in learned]
     if not common:
         what = f"{' and '.join(folders)} have no text with the same codes that is new to both models"
         raise UserError(what)
-    pairs = [[x for _, x in common], [others[key] for key, _ in common]]
+    partners = [others.get(key) or others.get(key[:3]) or others[key[:2]] for key, _ in common]
+    pairs = [[x for _, x in common], partners]
     text = np.unique([key[0] for key, _ in common], return_inverse=True)[1]
     times = np.array([float(x["rows"]) for x in pairs[0]])
 

@@ -336,7 +336,7 @@ def decoder_report(
 def answers_csv(
     coded: list[Coded], of_row: np.ndarray, data: PreparedData, rows: SomeRows, groups: Groups
 ) -> str:
-    """Return the text of answers.csv: each distinct text with its codes, the answer, and its number of rows.
+    """Return the text of answers.csv: each text, its language and codes, the answer, and its number of rows.
     Column learned is 1 if the model was trained on the text. The arguments are those of `decoder_report`.
     """
     names = [name for name in groups if name.startswith(BY_COLUMN)]
