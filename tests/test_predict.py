@@ -380,6 +380,19 @@ def test_known_texts_have_their_codes(model, tmp_path, monkeypatch):
     assert "open.csv, line 2" in said and "quotation mark" in said and "--no-quotes" not in said
 
 
+def test_a_text_that_a_person_decided_to_have_no_code_is_known(tmp_path):
+    model = save_model(tmp_path / "run", hisco_blocky5(["hisco_1"]), CODES)
+    texts = ["smed", "enke", "bager"]
+    given = [*zip(texts, ["da", "", "da"], ["", "", ""], ["Ann", "Bo", ""]), ("smed", "", "22222", "Bo")]
+    known = write_csv(tmp_path / "final.csv", ["occ1", "lang", "hisco_1", "decided_by"], given)
+    source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], [(text, "da") for text in texts])
+    said = predict_here(*flags(model, source, tmp_path / "out.csv", "--known", known))
+    assert "final.csv: 3 known texts\n" in said and "2 with known codes" in said
+    rows = [[row[name] for name in ("hisco_1", "source", "conf")] for row in read(tmp_path / "out.csv")]
+    assert rows[:2] == [["", "known", "1"]] * 2 and rows[2][0] and rows[2][1] == "model"
+    assert [row["needs_review"] for row in read(tmp_path / "out.csv")[:2]] == ["0", "0"]
+
+
 def test_decisions_count_next_to_an_empty_column_of_the_training(tmp_path):
     model = save_model(tmp_path / "run", hisco_blocky5(["Code"]), CODES)
     header = ["occ1", "lang", "Code", "hisco_1", "decided_by"]

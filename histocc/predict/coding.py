@@ -298,7 +298,8 @@ class Coding:
         """Return (answer of --known or None, text and language as the model reads them, or "")."""
         if self.known:
             key, name = text_key(text), language_name(language) or UNKNOWN_LANGUAGE
-            if codes := self.known.get((key, name)) or self.known.get((key, "")):
+            codes = self.known.get((key, name), self.known.get((key, "")))
+            if codes is not None:
                 answer = Coded(codes, [1.0] * len(codes), 1.0, levels=[1.0] * len(self.levels), source=KNOWN)
                 return answer, ("", UNKNOWN_LANGUAGE)
         return None, (self.coder.clean(text), self.coder.known(language))
@@ -489,7 +490,7 @@ class Coding:
                         total["coded"] += 1
                         total["known"] += bool(known)
                         total["no_code"] += not cells[0]
-                        sums["conf"] += float(cells[conf] or 0) if cells[0] else 0.0
+                        sums["conf"] += float(cells[conf] or 0) if known or cells[0] else 0.0
                         if at_level is not None and cells[at_level]:
                             total[f"level {cells[at_level]}"] += 1
                             sums["level_conf"] += float(cells[at_level + 1])

@@ -43,7 +43,7 @@ def read_known(
     for row in table:
         place = text_key(row.text), language_name(row.language)
         codes = list(dict.fromkeys(row.codes))
-        if row.is_guess or not (place[0] and codes):
+        if row.is_guess or not (place[0] and (codes or row.decider)):  # a person may decide on no code
             continue
         unknown = [code for code in codes if code not in key]
         wrong += [f"line {row.line}: {code!r} is not a code of {system}" for code in unknown]
