@@ -321,6 +321,19 @@ class TestApply:
         apply(folder, folder / "filled.csv", sheet, more=["--overwrite"])  # both to the first file
         assert final_codes(folder) == codes
 
+    def test_a_decision_of_a_sheet_counts_more_than_a_known_text(self, folder):
+        """Whether it is a number or a code, and whether the sheet was made with --known or without."""
+        apply(folder, filled(folder, {("smith", "en"): "2", ("clerk", "en"): "41025"}), more=["--by", "Ann"])
+        (folder / "first.csv").write_bytes((folder / "final.csv").read_bytes())
+        known = ["--known", folder / "first.csv"]
+        for more in ([], ["--sample"], ["--sample", *known]):
+            sheet = filled(folder, {("smith", "en"): "1"}, rows=make(folder, "sheet.csv", *more))
+            said = apply(folder, sheet, more=[*known, "--by", "Bo", "--overwrite"])
+            by = {(row["occ1"], row["lang"]): row["decided_by"] for row in read(folder / "final.csv")}
+            codes = final_codes(folder)
+            assert (codes["smith", "en"], codes["clerk", "en"]) == (["83110"], ["41025"])
+            assert (by["smith", "en"], by["clerk", "en"]) == ("Bo", "Ann") and "not used" not in said
+
     @pytest.mark.parametrize("coded", [False, True])
     def test_guesses_fill_what_nobody_has_decided_and_are_no_decisions(self, folder, coded):
         names = ["occ1", "lang", "hisco_1", "prob_1", "conf", "needs_review", "decided_by"]

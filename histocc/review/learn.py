@@ -147,7 +147,7 @@ class Learner:
 
     def learn(self, decisions: Mapping[int, tuple[str, ...] | None]) -> Guesses:
         """Return guesses learned from the decisions on texts, in order. A decision None teaches nothing."""
-        known = {i: tuple(text.codes) for i, text in enumerate(self.texts) if text.decided}
+        known = {i: tuple(text.answer) for i, text in enumerate(self.texts) if text.decided}
         mine = {text: codes for text, codes in decisions.items() if codes is not None}
         older = sorted(known, key=lambda i: (-self.rows[i], i))[: max(MAX_TAUGHT - len(mine), 0)]
         taught = [*older, *mine][-MAX_TAUGHT:]

@@ -247,7 +247,7 @@ class CodedFile:
             is_right = confidence(row[self.conf], self.path) if codes and self.conf is not None else 0.0
             text.doubt += times * (1 - is_right)
             if decider:
-                text.decided, text.codes, text.doubt = decider, codes, 0.0
+                text.decided, text.codes, text.answer, text.doubt = decider, codes, codes, 0.0
         self.alternatives = 0 < several == same
         unfitted = f"conf is not {'known to be ' if fitted is None else ''}fitted"
         self.unfitted = None if self.conf is None else "" if marks == {"1"} else unfitted
@@ -268,8 +268,9 @@ class CodedFile:
                 if own == language or UNKNOWN_LANGUAGE in (own, language):
                     each = self.texts.setdefault((words, own), CodedText(text.text, text.language))
                     if not each.decided:
+                        # sheets offer the same codes as without this file
                         each.decided, each.answer = text.decided or OF_KNOWN_FILE, text.answer
-                        each.codes, each.probs, each.doubt = text.answer, [], 0.0
+                        each.doubt = 0.0
                         self.known[words, own] = each
 
     @property
