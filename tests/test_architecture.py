@@ -94,7 +94,7 @@ SIZES = {
     "learn": (1105, 6),
     "job": (1440, 7),
     "evaluate": (1490, 5),
-    "review": (2210, 7),
+    "review": (2250, 7),
     "sample": (765, 6),
     "": (3140, 19),  # single files, and the lexicon
 }

@@ -251,6 +251,34 @@ class TestApply:
             row["occ1"] = row["occ1"].strip()
         assert found == [expected] * 3
 
+    def test_a_sheet_is_named_of_the_table_or_of_the_decisions(self, folder):
+        pytest.importorskip("python_calamine")
+        xlsxwriter = pytest.importorskip("xlsxwriter")
+        paths = {code: filled(folder, {("smith", "en"): code}, f"{code}.csv") for code in "12"}
+        rows = {code: csv.reader(paths[code].open(encoding="utf-8-sig")) for code in "12"}
+        rows["table"] = csv.reader((folder / "coded.csv").open())
+        books = {"done.xlsx": {"Ann": "1", "Bo": "2"}, "coded.xlsx": {"x": "table", "y": ""}}
+        for name, of_book in books.items():
+            with xlsxwriter.Workbook(folder / name) as book:
+                for sheet, what in {"notes": "", **of_book}.items():
+                    page = book.add_worksheet(sheet)
+                    for i, row in enumerate(rows.get(what, [["notes"]])):
+                        page.write_row(i, 0, row)
+        for table, sheet, read_of, found in (
+            ("coded.csv", [], "Ann", "83110"),
+            ("coded.csv", ["Bo"], "Bo", "61110"),
+            ("coded.xlsx", ["Bo"], "Bo", "61110"),
+            ("coded.xlsx", ["x"], "Ann", "83110"),
+        ):
+            to = ["--to", folder / table, "--output", folder / "final.csv", "--overwrite"]
+            said = run("apply", folder / "done.xlsx", *to, *(["--sheet", *sheet] * len(sheet)))
+            assert (
+                f"done.xlsx: is a workbook of the sheets 'notes', 'Ann', 'Bo': '{read_of}' was read" in said
+            )
+            assert final_codes(folder)["smith", "en"] == [found], (table, sheet)
+        said = run("apply", folder / "done.xlsx", *to, "--sheet", "z", code=2)
+        assert "coded.xlsx: has no sheet 'z'" in said
+
     def test_a_file_in_a_code_page_that_is_named(self, folder):
         (folder / "page.csv").write_bytes("occ1\nkovář\nřezník\n".encode("cp1250"))
         given = [folder / "page.csv", "--key", "hisco", "--encoding", "cp1250"]
@@ -480,7 +508,8 @@ class TestApply:
             ("apply filled.csv --to coded.csv --output x.csv.gz --by model", "is not a valid name"),
             ("apply filled.csv --to coded.csv --output x.csv --training-data x.dta", "name it x.csv"),
             ("serve coded.csv --decisions x.parquet", "name it x.csv"),
-            ("report filled.csv --to coded.csv", "no drawn row has a decision"),
+            ("report filled.csv --to coded.csv", "filled.csv: chosen texts say nothing about other texts"),
+            ("report drawn.csv --to coded.csv", "drawn.csv: has no decisions yet on drawn rows"),
             ("make one.csv --key hisco --output x.csv", "it has 'job'. Name it with --input-col"),
             ("serve coded.csv --decisions coded.csv", "coded.csv is an input"),
             ("serve coded.csv --decisions filled.csv", "neither a sheet of review make nor a file of"),
@@ -495,6 +524,7 @@ class TestApply:
     )
     def test_mistakes(self, folder, monkeypatch, arguments, message):
         filled(folder, self.DECISIONS)
+        make(folder, "drawn.csv", "--sample")
         write(folder / "texts.csv", [HEADER, ["1", "smith", "en"]])
         write(folder / "one.csv", [["job"], ["smith"]])
         write(folder / "mine.csv", [["occ1", "conf"], ["smith", "Lutheran"]])

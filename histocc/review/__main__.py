@@ -35,7 +35,7 @@ from histocc.data.config import Column, FormatFlags, given_flags, text_columns, 
 from histocc.data.descriptions import TitleFlags, read_descriptions
 from histocc.data.records import DECIDED, GUESS, Record, is_name, nothing
 from histocc.data.rows import code_of_cell, csv_text, escape_formula, read_key
-from histocc.data.tables import TABLE_NAME, column_problems, read_chunks, table_format
+from histocc.data.tables import TABLE_NAME, column_problems, files_of, read_chunks, table_format
 from histocc.data.written import ENDINGS, ending_of, missing_package, table_writer, write_rows_of
 from histocc.figure import is_right, percent, wilson
 from histocc.formatter import CLASSES, cut, hisco_classes, hisco_key, levels_of
@@ -291,17 +291,30 @@ def make_sheet(args: ReviewConfig, coded: CodedFile) -> None:
     total = sum(text.doubt for text in texts)
     how = f"; the model expects {doubt:,.0f} of these and {total:,.0f} of all to be wrong"
     how = f"; how many of these are wrong is not known: {coded.unfitted}" if coded.unfitted else how
-    how = f": {counted(args.rows, 'row')} drawn at random" if drawn else how * coded.is_coded
-    how = f"{rows:,.0f} of {counted(coded.rows, 'row')}{how}"
-    print(f"{args.output}: {counted(len(chosen), 'text')} in {how}")
+    how = f" in {rows:,.0f} of {counted(coded.rows, 'row')}{how * coded.is_coded}"
+    how = f" of {counted(args.rows, 'row')} drawn at random from {coded.rows:,.0f}" if drawn else how
+    print(f"{args.output}: {counted(len(chosen), 'text')}{how}")
     ways = "1 to 5 for the code of that number, a code, several of them with & between, none, or skip"
     command = shlex.join(next_command(args, coded, args.output))
     of_run = " (RUN: the folder of the model that coded the file)" * ("RUN/key.csv" in command)
     print(f"Fill in the column decision: {ways}. Then{of_run}:\n  {command}")
 
 
+def sheet_of_decisions(args: ReviewConfig) -> str | None:
+    """Return --sheet if it names a sheet of the decisions, not of the coded table."""
+
+    def sheets(paths: list[str]) -> set[str]:
+        how = replace(args, sheet=None, encoding="latin-1").how(())  # any encoding: only names are read
+        books = (table_format(part.path, *how).binary for path in paths for part in files_of(path))
+        return {each.name for book in books if book for each in book.sheets}
+
+    of_table = sheets([args.to]) if args.sheet else set()
+    is_of_table = args.sheet in of_table or of_table and args.sheet not in sheets(args.files)
+    return None if is_of_table else args.sheet
+
+
 def apply_sheets(args: ReviewConfig, coded: CodedFile) -> None:
-    sheets = Sheets(args.files, coded, writable_codes(args, coded))
+    sheets = Sheets(args.files, coded, writable_codes(args, coded), sheet_of_decisions(args))
     decided = {pair: list(made.codes) for pair, made in sheets.by_text.items() if made.codes is not None}
     answers = {pair: (text.answer, "", text.decided) for pair, text in coded.known.items() if text.rows}
     answers |= {pair: (codes, "", sheets.by_text[pair].by or args.by) for pair, codes in decided.items()}
@@ -442,7 +455,7 @@ def add_training_rows(path: str, coded: CodedFile, decided: dict[Pair, list[str]
 
 
 def report_accuracy(args: ReviewConfig, coded: CodedFile) -> None:
-    sheets = Sheets(args.files, coded, writable_codes(args, coded))
+    sheets = Sheets(args.files, coded, writable_codes(args, coded), sheet_of_decisions(args))
     for note in (*sheets.notes, *sheets.unused):
         print(f"Note: {note}")
     drawn = right = corrected = 0
@@ -456,8 +469,9 @@ def report_accuracy(args: ReviewConfig, coded: CodedFile) -> None:
         right += times * was_right
         corrected += times * (was_right or drawn_text in sheets.chosen)
     if not drawn:
-        what = f"{' '.join(args.files)}: no drawn row has a decision other than skip"
-        raise UserError(f"{what}; chosen texts say nothing about other texts: make a sheet with --sample")
+        what = "chosen texts say nothing about other texts: make a sheet with --sample"
+        waits = "has no decisions yet on drawn rows (skip does not count): fill in its column decision"
+        raise UserError(f"{' '.join(args.files)}: {waits if sheets.drawn else what}")
     undecided = sum(sheets.drawn.values()) - drawn
     left = f"; drawn rows without a decision, left out: {undecided:,}" if undecided else ""
     found = f"{share(right, drawn)} of its rows with a text are right"
@@ -658,6 +672,7 @@ def key_of_review(args: ReviewConfig) -> tuple[str | None, list[str] | None]:
 
 def read_table(args: ReviewConfig) -> CodedFile:
     """Return the coded file or table. Raises UserError."""
+    args = replace(args, sheet=None) if args.to and sheet_of_decisions(args) else args
     path, (system, key) = args.to or args.files[0], key_of_review(args)
     columns = text_columns(args.input_col)
     coded = CodedFile(path, columns, args.language_col, args, system, key)

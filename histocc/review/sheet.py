@@ -387,14 +387,16 @@ class Codes:
         return tuple(codes)
 
 
-def read_sheet(path: str, columns: list[str], take: Callable[[str, dict[str, str]], None]) -> None:
-    """Pass each row of a sheet to `take`, with its place. Raises one UserError for all its ValueErrors. Cells
-    with NA, which R writes for empty cells, count as empty.
+def read_sheet(
+    path: str, columns: list[str], take: Callable[[str, dict[str, str]], None], sheet: str | None = None
+) -> Sequence[str]:
+    """Pass each row of a sheet to `take`, with its place, and return notes on the sheet of a workbook. Raises
+    one UserError for all its ValueErrors. Cells with NA, which R writes for empty cells, count as empty.
     """
     try:
-        table = table_format(path)
+        table = table_format(path, sheet=sheet, texts=columns)
     except UserError:  # any code page: the cells that matter are ASCII in all of them
-        table = table_format(path, encoding="latin-1")
+        table = table_format(path, encoding="latin-1", sheet=sheet, texts=columns)
     if wrong := column_problems(path, table.names, columns):
         what = f"{path} is neither a sheet of review make nor a file of decisions: it needs all of"
         raise UserError("\n  ".join([*wrong[:3], f"{what} {', '.join(columns)}"]))
@@ -408,6 +410,7 @@ def read_sheet(path: str, columns: list[str], take: Callable[[str, dict[str, str
             except ValueError as error:
                 problems.append(f"line {line:,}: {error}")
     raise_if_any(problems, path, MAX_LISTED)
+    return table.notes if table.binary else ()
 
 
 def answers_of(path: str, codes: Codes) -> dict[Pair, tuple[CodedText, tuple[str, ...]]]:
@@ -428,9 +431,11 @@ def answers_of(path: str, codes: Codes) -> dict[Pair, tuple[CodedText, tuple[str
 
 
 class Sheets:
-    """The decisions of one or several sheets. Raises UserError with the lines that cannot be used."""
+    """The decisions of one or several sheets. Raises UserError with the lines that cannot be used. sheet: the
+    one to read of workbooks.
+    """
 
-    def __init__(self, paths: list[str], coded: CodedFile, codes: Codes):
+    def __init__(self, paths: list[str], coded: CodedFile, codes: Codes, sheet: str | None = None):
         self.coded, self.codes = coded, codes
         self.pair_of_id = {text.sheet_id: pair for pair, text in coded.texts.items()}
         self.pair_of_id |= {text.id: pair for pair, text in coded.texts.items()}
@@ -445,7 +450,8 @@ class Sheets:
             self.gone: dict[str, str] = {}  # missing texts of this sheet, by id, "" without a decision
             self.spoken: set[str] = set()  # languages of texts that exist in another language
             self.found = 0  # lines of this sheet whose texts exist
-            read_sheet(path, [DECISION, ID], self._add)
+            notes = read_sheet(path, [DECISION, ID], self._add, sheet)
+            self.notes += [f"{path}: {note}" for note in notes]
             what = f"whose texts are missing from {coded.path}, or were offered other codes:"
             if self.spoken and not self.found:
                 then = " and ".join(sorted(self.spoken))
