@@ -208,6 +208,17 @@ class TestMake:
         assert rows == make(folder, "again.csv", "--sample", "--rows", 400)
         assert rows != make(folder, "other.csv", "--sample", "--rows", 400, "--seed", 2)
 
+    def test_what_the_page_has_saved_needs_no_key(self, folder):
+        header = ["occ1", "hisco_1", "title_1", "conf", "needs_review", "decided_by"]
+        rows = [["smith", "1110", "", "", "0", "Ann"], ["clerk", "39310", "", "0.4", "1", "guess"]]
+        saved = write(folder / "saved.csv", [header, *rows])
+        said = run("make", saved, "--output", folder / "drawn.csv", "--sample", "--rows", 20)
+        drawn = read(folder / "drawn.csv")
+        assert [row["code_1"] for row in drawn] == ["01110", "39310"] and "--key" not in said
+        drawn = [row | {"decision": "1"} for row in drawn]
+        write(folder / "drawn.csv", [[*drawn[0]], *([*row.values()] for row in drawn)])
+        assert "saved.csv: 100.0 %" in run("report", folder / "drawn.csv", "--to", saved)
+
 
 def as_workbook(path, numbers):
     header, *rows = csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig")))

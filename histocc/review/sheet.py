@@ -21,6 +21,7 @@ from histocc.formatter import (
     OF_LEVEL,
     BlockyFormatter,
     coded_columns,
+    hisco_key,
     make_formatter,
     split_codes,
 )
@@ -87,8 +88,8 @@ class CodedFile:
 
     language_column: None means lang, if there is one. asked: the flags of review, if they describe this file.
     Without them, a row that cannot be read is an error. system: the name of the code columns of a table
-    without a model's answers. None: refuse such a table. key: the codes that it may hold. The codes of
-    asked.target_cols, if given, count as decided.
+    without a model's answers. None: hisco if review has written them, else refuse such a table. key: the
+    codes that it may hold. The codes of asked.target_cols, if given, count as decided.
 
     header: all columns, also added ones. Attributes for columns hold places. unfitted: why conf does not
     predict accuracy, "" if it does, None without conf. alternatives: whether codes after the first are other
@@ -159,6 +160,8 @@ class CodedFile:
             # predict's columns are adjacent. Columns of the same names elsewhere are the user's
             places = {header[i]: i for i in coded_columns(header, first)}
             return first, places, [] if DECIDED in header[first:] else [DECIDED], []
+        if system is None and {"hisco_1", DECIDED} <= {*header}:  # written by review
+            system, self.key = "hisco", [*hisco_key()]
         if system is None:
             lacks = (missing or ["of codes before prob_1"])[0]
             raise UserError(
