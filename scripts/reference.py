@@ -129,7 +129,7 @@ CODED: Table = {
     "hisco_1": "The first code, then `hisco_2` and so on. Other systems have the name of their columns.",
     "title_1": "Its title. (HISCO, without `--no-titles`)",
     "prob_1": "Its probability.",
-    "source": "`trained` for texts of the training, `known` for those of `--known`, `list` for titles of histocc's lists, else `model`. (models without encoder, or `--known`)",
+    "source": "`trained` for texts of the training, `known` for those of `--known` or that a person has decided, `list` for titles of histocc's lists, else `model`. (models without encoder, or `--known`)",
     "level_code": "The answer at a level. (`--level`)",
     "level": "Its number of digits. (`--level`)",
     "level_conf": "The probability that it is right. (`--level`)",

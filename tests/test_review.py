@@ -429,6 +429,16 @@ class TestApply:
         smiths = [row for row in read(folder / "final.csv") if row["occ1"].casefold() == "smith"]
         assert {row["needs_review"] for row in smiths if row["decided_by"] == "Ann"} == {"1"}
 
+    def test_the_source_of_decided_codes_is_no_model(self, folder):
+        header = ["occ1", "hisco_1", "prob_1", "source", "conf", "needs_review"]
+        rows = [[text, "83110", "0.5", "trained", "0.5", "1"] for text in ("smith", "clerk", "baker")]
+        write(folder / "coded.csv", [header, *rows])
+        apply(folder, filled(folder, {("smith", ""): "1", ("clerk", ""): "none"}), more=["--by", "Ann"])
+        found = [(row["source"], row["decided_by"]) for row in read(folder / "final.csv")]
+        assert found == [("known", "Ann"), ("known", "Ann"), ("trained", "model")]
+        apply(folder, folder / "filled.csv", more=["--fill", "--overwrite"])
+        assert read(folder / "final.csv")[2]["source"] == "model"
+
     def test_rows_that_end_early(self, folder):
         """Spreadsheets leave out empty cells at the end."""
         lines = [[*row.values(), ""][: None if i else -1] for i, row in enumerate(make(folder))]

@@ -22,6 +22,7 @@ from histocc.text import UNKNOWN_LANGUAGE, as_is, cleaner, is_composed, join_col
 DECIDED = "decided_by"  # column of a reviewed file that says who has decided on a row
 MODEL = "model"  # value of DECIDED if nobody has decided
 GUESS = "guess"  # value if review has learned the codes from other decisions
+KNOWN = "known"  # value of predict's column source if a person has decided, or --known gave the codes
 LONGEST_DECIDER = 200  # characters of a person's name
 ALL, LEAVE = "all", "none"  # values of --ditto
 # Cells that only repeat the one above: words, or marks that may be spaced, doubled or between dashes.

@@ -38,7 +38,7 @@ from histocc.text import COLUMN_SEPARATOR, UNKNOWN_LANGUAGE, cleaner, encode
 
 Nearest = Callable[[Tensor], list[list[tuple[str, str]]]]
 COMPARED_TEXTS = 200_000  # most distinct training texts that --explain compares, spread over the rows
-TRAINED, LISTED, KNOWN = "trained", "list", "known"
+TRAINED, LISTED = "trained", "list"
 SIMILAR_TEXTS = 3  # similar texts shown for each text
 MAX_CHARACTERS = 1 << 16  # in a batch of long texts
 # lowest conf of each part of a split text, the second if words separate the parts, as they do in titles

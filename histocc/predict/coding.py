@@ -15,13 +15,13 @@ from typing import Any
 from histocc.data.binary import SHEET_ROWS
 from histocc.data.config import column_flags, text_columns, text_flags
 from histocc.data.descriptions import read_descriptions
-from histocc.data.records import DECIDED, Records, Table
+from histocc.data.records import DECIDED, KNOWN, Records, Table
 from histocc.data.rows import MOST_LEN, code_of_cell, language_name
 from histocc.data.tables import TABLE_NAME, Path, column_problems, files_of, table_format, unique_names
 from histocc.data.written import check_names, ending_of, table_writer, write_rows_of
 from histocc.figure import NOT_EVALUATED, Figure, percent
 from histocc.formatter import ANSWER, BESIDE_CODES, NUMBERS, OF_LEVEL, coded_columns, hisco_classes, hisco_key
-from histocc.predict.coder import KNOWN, SIMILAR_TEXTS, Coded, Coder
+from histocc.predict.coder import SIMILAR_TEXTS, Coded, Coder
 from histocc.predict.config import PredictConfig
 from histocc.predict.decoders import BY_THRESHOLD, DECODERS, MEASURED, in_series
 from histocc.predict.draws import Draws

@@ -33,7 +33,7 @@ from histocc import __version__
 from histocc.data.binary import CHUNK
 from histocc.data.config import Column, FormatFlags, given_flags, text_columns, text_flags
 from histocc.data.descriptions import TitleFlags, read_descriptions
-from histocc.data.records import DECIDED, GUESS, Record, is_name, nothing
+from histocc.data.records import DECIDED, GUESS, KNOWN, MODEL, Record, is_name, nothing
 from histocc.data.rows import code_of_cell, csv_text, escape_formula, read_key
 from histocc.data.tables import TABLE_NAME, column_problems, files_of, read_chunks, table_format
 from histocc.data.written import ENDINGS, ending_of, missing_package, table_writer, write_rows_of
@@ -388,6 +388,8 @@ def answered(
         row[place] = ""
     if coded.conf is not None:
         row[coded.conf] = conf
+    if coded.source is not None:
+        row[coded.source] = KNOWN if is_name(answer[-1]) else MODEL
     if coded.review is not None:
         row[coded.review] = str(int(is_unsure or conf != "" and float(conf) < LEAST_SURE))
     return row

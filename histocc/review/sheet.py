@@ -206,6 +206,7 @@ class CodedFile:
         self.choices = numbered("choice", "choice_prob")  # of predict --choices
         self.choice_words = numbered("choice", "choice_desc")
         self.conf, self.review = places.get("conf"), places.get("needs_review")
+        self.source = places.get("source")
         self.numbers = {*filter(re.compile(NUMBERS).fullmatch, places)}  # if the table has numbers
 
     def _read_texts(self, fitted: int | None) -> None:
