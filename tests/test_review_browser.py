@@ -9,7 +9,7 @@ from collections import Counter
 from importlib.resources import files
 
 import pytest
-from helpers import REPO
+from helpers import REPO, wait_until
 from helpers import run as run_script
 from test_review import read, run, write
 from test_review_page import PLACES, SCRIPT, TRADES, Serving, decisions, folder  # noqa: F401
@@ -130,6 +130,19 @@ def test_the_page_by_its_keys(folder, browser):
     assert [decision for _, decision in decisions(folder)] == expected
     row = read(folder / "decided.csv")[2]
     assert (row["unsure"], row["note"]) == ("?", "x")
+
+
+def test_the_text_of_a_closed_window_is_open_again(folder, browser):
+    """And stays with its window when that is loaded again."""
+    with Serving(folder) as server:
+        for _ in range(2):
+            browser.open(server.address)
+            browser.wait("text?.text === 'smith'")
+        assert server.ask()["text"]["text"] == "clerk"
+        target = browser.call("Target.getTargetInfo")["targetInfo"]["targetId"]
+        browser.call("Target.closeTarget", targetId=target)
+        browser.open_tab()
+        wait_until(lambda: server.ask("another")["text"]["text"] == "smith")
 
 
 def decide_by_keys(browser, code_of, count):

@@ -235,6 +235,9 @@ def test_two_windows_lose_and_double_nothing(folder):
         one, two = server.ask("one")["text"], server.ask("two")["text"]
         assert (one["text"], two["text"]) == ("smith", "clerk")
         assert server.ask("one")["text"] == one  # loaded again
+        server.ask("two", leave=True)
+        assert server.ask("another")["text"] == two  # that window was closed
+        server.ask("another", leave=True)
         for _ in range(3):  # sent again: the answer got lost
             server.decide(["83110"], one)
         shown = server.decide(["41025"], one, "two", status=409)  # as it stands in a window that is behind

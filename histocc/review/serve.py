@@ -234,6 +234,11 @@ class Decisions:
             shown = {"text": None, "elsewhere": len(elsewhere - self.made.keys()), "fits": fits}
             return shown | self._progress()
 
+    def leave(self, window: str) -> None:
+        """Offer the text of a window that was closed."""
+        with self.lock:
+            self.reserved.pop(window, None)
+
     def _fitting(self, words: list[str]) -> set[int] | None:
         """Return the texts with all of these words, or None without words. A word may name their language."""
         fitting = [*range(len(self.texts))]
@@ -361,6 +366,8 @@ class Handler(BaseHTTPRequestHandler):
             window, text_id = str(asked["window"]), asked.get("id")
             if len(str(asked.get("find", "")) + str(asked.get("only", ""))) > MAX_QUERY:
                 raise ValueError(f"the search and the filter take {MAX_QUERY} characters")
+            if "leave" in asked:
+                return self.reply(HTTPStatus.OK, decisions.leave(window))
             if "find" in asked:
                 return self.reply(HTTPStatus.OK, decisions.find(str(asked["find"])))
             saved, only = "", str(asked.get("only", ""))
