@@ -519,7 +519,7 @@ class Coding:
             f"Coding {counted(rows, 'row')} of {args.named} with {model}{step} ({how} on"
             f" {self.world.device.type}){'; resuming' if resumed else ''}"
         )
-        yield f"How good the model is: {self.figure or NOT_EVALUATED}"
+        yield f"The model's own figure, not of this table: {self.figure or NOT_EVALUATED}"
         if args.decoder == "auto":
             yield f"Decoder: {self.decoder} ({coder.why_best})"
         if self.decoder in BY_THRESHOLD:
