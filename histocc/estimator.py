@@ -74,7 +74,7 @@ class OccupationClassifier:
             what = f"row {labels.index([])} of y has no label (none, NA and the like are not labels)"
             raise ValueError(f"{what}: leave it out of X and y")
         if len(counts) < 2:
-            raise ValueError("y has fewer than two classes")
+            raise ValueError("y has no more than one class, and two are needed")
         targets = {f"label_{i}": cells for i, cells in enumerate(zip_longest(*labels, fillvalue=""), 1)}
         self._texts = [name for name in table if name != self.language_col]
         how = self.get_params() | {"target_cols": [*targets], "input_col": self._texts, "delimiter": ","}

@@ -107,7 +107,7 @@ def test_tables_have_columns_of_texts_and_one_of_languages():
         model.predict(table[["lang", "ware"]])
 
 
-FEW, NONE = "fewer than two classes", "row 2 of y has no label"
+FEW, NONE = "no more than one class", "row 2 of y has no label"
 BAD = [
     ("rows of y: 2, but of X: 3", ["a", "b", "c"], ["1", "2"]),
     (FEW, [], []),
