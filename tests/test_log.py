@@ -23,7 +23,9 @@ from histocc.trainer.banner import banner
 from histocc.trainer.batches import BatchPlan
 from histocc.trainer.config import ScriptConfig
 from histocc.trainer.log import RunLog
+from histocc.trainer.loop import State
 from histocc.trainer.schedule import Schedule, linear_factor, set_learning_rate
+from histocc.trainer.script import place_of
 
 VALUES = {
     "step": 1200,
@@ -337,6 +339,14 @@ def test_the_schedule_of_a_run(asked, length, warmup, stop, rate):
     asked = ScriptConfig(num_epochs=2, learning_rate=RATE, **asked)
     assert Schedule.of(asked, 10, 4) == Schedule(20, length, warmup, stop, rate)
     assert Schedule.of(asked, 10, 4, 0.5).rate == 0.5  # of a run that is resumed
+
+
+def test_a_resumed_run_keeps_the_rate_of_its_first_start():
+    """Which --lr-scaling has multiplied by the number of processes of that time."""
+    position = State().position(World()) | {"total_batch": 8, "files": {}, "run": "a name"}
+    resumed = {"path": "last.bin", "step": 3, "position": position, "scheduler": {"base_lrs": [0.5, 2.5]}}
+    state, rate, _ = place_of(ScriptConfig(lr_scaling="linear"), World(), Mock(files={}), 8, resumed)
+    assert (state.step, rate) == (3, 0.5)
 
 
 @pytest.mark.parametrize("step, factor", [(0, 1 / 5), (3, 4 / 5), (4, 1.0), (9, 1 / 6), (10, 0.0)])
