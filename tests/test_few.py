@@ -21,7 +21,7 @@ from histocc.job import config
 from histocc.job import few as job
 from histocc.learn import closed_form
 from histocc.learn.closed_form import Settings
-from histocc.learn.few import FewTexts, Learned, judge
+from histocc.learn.few import FewTexts, Learned, judge, learn
 from histocc.model.levels import Levels
 from histocc.model.ngrams import PATTERNS, WORDS
 from histocc.model.ridge import prior_columns
@@ -168,6 +168,15 @@ def test_texts_with_the_same_first_column_are_left_out_together(tmp_path):
     firsts = [{text.partition(" ␟ ")[0] for text in group} for group in groups]
     assert sorted(map(min, firsts)) == sorted({row[0] for row in rows}) and {*map(len, firsts)} == {1}
     assert sum(map(len, groups)) == len(own) == len({row[:2] for row in rows}) > len(groups)
+    assert learn(few).weight.sum() == len(own)
+    prior = prior_of(torch.full((12,), -1), seen=lambda texts: np.array(texts) == own[0])
+    few = few_texts(few.data, prior)
+    assert len(few.groups()) == len(groups) - 1  # a text that the prior has seen cannot be left out
+
+
+def test_a_text_with_several_languages_counts_once(sixty):
+    few = few_texts(sixty)
+    assert round(learn(few).weight.sum()) == len(np.unique(few.text_hash)) == len(few.text_hash) - 1
 
 
 def agreement(rows):

@@ -310,6 +310,12 @@ def test_known_texts_reports_and_sheets_take_folders(model, tmp_path):  # noqa: 
     flags = ["--model", model, "--data", folder, "--output", tmp_path / "report", "--device", "cpu"]
     assert "Rows: 20 " in run_here(evaluate.main, *flags, "--target-cols", "hisco_1")
     code(model, folder, f"{tmp_path}/parts/", "--overwrite-columns")
+    known = [[text, "22222", "33333"] for text in texts(1)]
+    known = write_csv(tmp_path / "known.csv", ["occ1", "hisco_1", "hisco_2"], known)
+    code(model, folder, f"{tmp_path}/two/", "--overwrite-columns", "--known", known, "--k", 1)
+    (row, *_), others = (read(tmp_path / "two" / f"{i}.csv") for i in range(2))
+    assert (row["hisco_1"], row["hisco_2"]) == ("22222", "33333")  # more than --k
+    assert others[0].keys() == row.keys()  # also in the part without a known text
     sheet = tmp_path / "sheet.csv"
     run_here(review.main, "make", tmp_path / "parts", "--output", sheet, "--rows", "5")
 
