@@ -85,7 +85,7 @@ def test_no_file_has_more_than_700_lines():
 
 # Most lines and files of a room. Whoever needs more changes the row in the same commit, and says why there.
 SIZES = {
-    "runtime": (3080, 13),
+    "runtime": (3085, 13),
     "trainer": (2210, 10),
     "model": (2820, 14),
     "published": (760, 4),

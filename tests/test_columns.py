@@ -20,7 +20,7 @@ SHOPS = {"baker": ("01.1", "01.2"), "butcher": ("01.2", "01.1")}  # of a pie and
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder: a table whose columns tell the code together alone, a model of it, and new rows coded."""
+    """A folder: a table whose code follows only from both columns, a model of it, and new rows coded."""
     folder = tmp_path_factory.mktemp("shops")
     wares = [(shop, *ware) for shop, codes in SHOPS.items() for ware in zip(("pie", "roll"), codes)]
     rows = [(f"{ware} {i}", shop, code) for i in range(12) for shop, ware, code in wares]

@@ -201,7 +201,7 @@ REASONS = {  # for checks that texts and labels of any kind do not meet
     "a row of no words is an empty text": "estimators_empty_data_messages",
     "texts are in no sparse matrix": "estimator_sparse_tag estimator_sparse_array estimator_sparse_matrix",
     "a text may have more words than those of the training": "classifiers_train",
-    "0.5 is a label, too": "classifiers_regression_target",
+    "0.5 is also a label": "classifiers_regression_target",
     "a table is several labels for each row": "supervised_y_2d",
     "the words of these tests are made from tables": "fit1d fit2d_predict1d",
     "its message is our own": "requires_y_none",

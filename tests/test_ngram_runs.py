@@ -79,7 +79,7 @@ def test_the_fit_is_the_same_on_any_number_of_processes_and_threads(tmp_path):
 
 @pytest.fixture(scope="module")
 def runs(files, tmp_path_factory):
-    """(folder, flags) of a whole run with dropout. Two processes sum gradients in one order alone."""
+    """(folder, flags) of a whole run with dropout. Two processes always sum gradients in one order."""
     folder = tmp_path_factory.mktemp("resume")
     common = [*files, *WITH_NGRAMS, "--dropout", 0.1, "--encoder-dropout", 0.1, "--num-epochs", 1]
     common += ["--global-batch-size", 12, "--ngram-passes", 2, "--save-interval", 1000]

@@ -1,4 +1,4 @@
-"""Runs of n-grams alone: the fit is all, unless steps are asked for; resumed, handed on, exported."""
+"""Runs without an encoder: the fit is all, unless steps are asked for; resumed, handed on, exported."""
 
 import os
 import re

@@ -299,12 +299,8 @@ class TestFinetune:
 
     def test_codes_may_be_shorter_than_a_block_if_asked(self, tmp_path):
         rows = [("miller", "a12"), ("smith", "b9"), ("farmer", "?")]
-        flags = [
-            "--dataset",
-            write_csv(tmp_path / "data.csv", ("occ1", "code"), rows),
-            "--target-cols",
-            "code",
-        ]
+        data = write_csv(tmp_path / "data.csv", ("occ1", "code"), rows)
+        flags = ["--dataset", data, "--target-cols", "code"]
         flags += ["--block-size", 3, "--allow-codes-shorter-than-block-size", *TINY, "--share-val", 0]
         run_here(finetune.main, *flags, "--max-steps", 1, "--save-path", tmp_path / "run")
         state = state_of(tmp_path / "run")

@@ -141,7 +141,7 @@ def titles_alone(report: dict) -> int:
     alone = sum(rows == 1 for rows in report["rare_codes"].values())
     rows = report["train_rows"] + report["val_rows"]
     is_list = MIN_LIST <= rows == report["distinct_texts"] and {*report["codes_per_row"]} == {"1"}
-    return alone if is_list and 2 * alone >= rows and alone > 1 else 0
+    return alone if is_list and 2 * alone >= rows else 0
 
 
 def report_lines(report: dict) -> list[str]:

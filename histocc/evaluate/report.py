@@ -22,7 +22,7 @@ from histocc.model.confidence import BINS, Thresholds, bin_of, calibration_error
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.decoders import DECODERS
 from histocc.runtime.files import OwnFiles, atomic_write
-from histocc.runtime.log import counted
+from histocc.runtime.log import at_step, counted
 from histocc.text import in_markdown
 
 JSON, MARKDOWN, REJECTED, BY_CODE = "report.json", "report.md", "rejected_rows.csv", "by_code.csv"
@@ -387,8 +387,8 @@ class Report(dict):
             rows = figures[what]
         else:
             if f"by_{what}" not in figures:
-                groups = (name[3:] for name in figures if name.startswith("by_") and name != "by_code")
-                expected = ", ".join([ENTRY, "confusions", "by_code", *groups])
+                names = (name[3:] for name in figures if name.startswith("by_") and name != "by_code")
+                expected = ", ".join([ENTRY, "confusions", "by_code", *names])
                 raise ValueError(f"what: found {what!r}, expected one of {expected}")
             groups = figures[f"by_{what}"]
             pairs = groups.items() if isinstance(groups, dict) else [(each[what], each) for each in groups]
@@ -567,8 +567,7 @@ def markdown(report: dict) -> str:
     """Return the text of report.md, on the decoder that `predict` uses. The others get a line each."""
     model, data = report["model"], report["data"]
     first = next(iter(report["decoders"].values()))
-    step = f", step {model['step']:,}" if model["step"] else ""  # none in closed form
-    what = f"{model['file']}{step}, codes of {model['system']}: {model['codes']:,}"
+    what = f"{model['file']}{at_step(model['step'])}, codes of {model['system']}: {model['codes']:,}"
     made_by = ", ".join(map(" ".join, report["made_by"].items()))
     how = data["rows"] > data["texts"], any(int(number) > 1 for number in first["by_codes"])
     lines = ["# Evaluation", "", f"**{figure_line(report)}**", ""]

@@ -17,7 +17,7 @@ from histocc.model.confidence import Confidence
 from histocc.runtime import checkpoint
 from histocc.runtime.config import declarations, flag_of, flags_that
 from histocc.runtime.files import OwnFiles, atomic_write
-from histocc.runtime.log import counted, highlighted
+from histocc.runtime.log import at_step, counted, highlighted
 from histocc.text import UNKNOWN_LANGUAGE, in_markdown
 from histocc.trainer.script import ARGS
 
@@ -64,8 +64,7 @@ def training_lines(state: dict[str, Any], folder: str) -> list[str]:
             lines.append(f"Command: `{command(json.load(asked))}`")
     if made_by:
         seed, versions = state["rng"]["seed"], ", ".join(map(" ".join, made_by.items()))
-        step = f", step {state['step']:,}" if state["step"] else ""  # none in closed form
-        lines.append(f"Made by {versions}; seed {seed}{step}")
+        lines.append(f"Made by {versions}; seed {seed}{at_step(state['step'])}")
     return lines
 
 
@@ -101,7 +100,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
     fitted = f"fitted on {number:,} texts" if number else "not fitted to how often it is right"
     cited = [f"The histocc contributors. histocc (version {version}), with this card"]
     cited += [PAPER] * bool(may_have_seen(state))  # built on published weights
-    of_codes = HISCO if state["system"] == "hisco" else "The authors of the codes"
+    cited += [HISCO if state["system"] == "hisco" else "The authors of the codes", "The authors of the data"]
     sections: dict[str, list[str]] = {
         "Model": [
             f"Texts{spoken} to {codes}",
@@ -116,7 +115,7 @@ def card_of(file: str, state: dict[str, Any], figure: Figure | None = None, more
             "Statements or decisions about a single person: some codes are wrong, even at high confidence",
             f"Counts of rare codes, without a check{rare}",
         ],
-        "How to cite": [*cited, of_codes, "The authors of the data"],
+        "How to cite": cited,
     }
     lines = ["# Model card"]
     for title, content in sections.items():

@@ -59,9 +59,8 @@ class FewTexts:
             encoded_rows(data, train, self.first, max_len, check), self.hashes, self.idf, patterns
         )
         texts = train.strings(self.first)
-        self.text_hash = self.first_column = np.asarray(train.text_hash)[self.first]
-        if any(COLUMN_SEPARATOR in text for text in texts):
-            self.first_column = text_hashes([text.partition(COLUMN_SEPARATOR)[0].strip() for text in texts])
+        self.text_hash = np.asarray(train.text_hash)[self.first]
+        self.first_column = text_hashes([text.partition(COLUMN_SEPARATOR)[0].strip() for text in texts])
         languages = [data.languages[i] for i in np.asarray(train.language)[self.first]]
         weight = torch.from_numpy(self.count).to(dtype).sqrt()
         self.texts = closed_form.Texts(found.to(dtype), self._target().to(dtype), weight)

@@ -33,7 +33,7 @@ from histocc.runtime.config import declarations, flag_of
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.forked import Forked
-from histocc.runtime.log import Stage, counted
+from histocc.runtime.log import Stage, at_step, counted
 from histocc.runtime.world import World
 from histocc.text import AS_IS, LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, text_key
 
@@ -510,13 +510,12 @@ class Coding:
 
     def start_lines(self, rows: int, resumed: bool) -> Iterator[str]:
         args, coder, processes = self.args, self.coder, self.world.size * self.forked.number
-        step = f", step {coder.step:,}" if coder.step else ""
         model = args.model if models.is_shared(args.model) else self.weights
         rule = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
         how = f"{self.decoder}, {counted(len(coder.codes), 'code')}, {rule}"
         how += f"{processes} process{'es' * (processes > 1)}"
         yield (
-            f"Coding {counted(rows, 'row')} of {args.named} with {model}{step} ({how} on"
+            f"Coding {counted(rows, 'row')} of {args.named} with {model}{at_step(coder.step)} ({how} on"
             f" {self.world.device.type}){'; resuming' if resumed else ''}"
         )
         yield f"The model's own figure, not of this table: {self.figure or NOT_EVALUATED}"

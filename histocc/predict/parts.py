@@ -181,10 +181,10 @@ def join(args: PredictConfig) -> str:
     inputs: dict[str | None, str] = dict.fromkeys(paths, "a part")
     problems = files.problems([output], inputs, args.overwrite, endings=tuple(ENDINGS))
     raise_if_any([*problems, *missing_package(output)])
-    for path in paths:
+    for path in (path for path in paths if path.endswith(".csv")):
         with open(path, "rb") as part:
             part.seek(max(0, os.path.getsize(path) - 1))
-            if path.endswith(".csv") and part.read() != b"\n":
+            if part.read() != b"\n":
                 raise UserError(f"{path}: is cut off within its last line: {remedy}")
     parts = [part_of(path, folder) for path in paths]
     table, system = table_format(parts), there["settings"]["system"]

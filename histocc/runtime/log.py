@@ -96,6 +96,11 @@ def counted(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}{'s' * (number != 1)}"
 
 
+def at_step(step: int | None) -> str:
+    """Return ", step 2,000" for a model that was trained in steps, and "" for one in closed form."""
+    return f", step {step:,}" if step else ""
+
+
 def duration(seconds: float) -> str:
     """Return seconds as people write them: 42s, 3m10s, 2h05m, 3d04h."""
     seconds = int(seconds)
